@@ -81,6 +81,11 @@ def join_path(*segments: Segment) -> str:
     return ".".join(render_segment(segment) for segment in segments)
 
 
+def add_segment(prefix: str, segment: str) -> str:
+    """A path or pattern with one more written segment; an empty one (of a union, or a root) adds nothing."""
+    return f"{prefix}.{segment}" if prefix and segment else prefix or segment
+
+
 def loc_to_path(loc: Iterable[str | int]) -> str:
     """A location of pydantic, a tuple of names, keys and indices, as a path."""
     segments = [part if isinstance(part, int) or part.isidentifier() else Key(part) for part in loc]

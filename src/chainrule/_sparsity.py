@@ -21,6 +21,7 @@ import numpy as np
 
 from chainrule._codec import SparseArray
 from chainrule._patterns import Pattern
+from chainrule._trees import is_arraylike
 
 Sparsity = Mapping[str, Mapping[str, Any]]
 """Output path → input path → `"diagonal"`, a band or places."""
@@ -39,6 +40,18 @@ def read_sparsity(declared: Any) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: it is none; with what was expected and found, for a message.
     """
+    return {
+        output: {given: _as_plain(block) for given, block in row.items()}
+        for output, row in read_blocks(declared).items()
+    }
+
+
+def read_blocks(declared: Any) -> dict[str, dict[str, Any]]:
+    """The same, with the places of a matrix as an array.
+
+    Raises:
+        ValueError: as in `read_sparsity`.
+    """
     if not isinstance(declared, Mapping) or not all(
         isinstance(row, Mapping) for row in declared.values()
     ):
@@ -56,6 +69,17 @@ def read_sparsity(declared: Any) -> dict[str, dict[str, Any]]:
     }
 
 
+def is_block(declared: Any) -> bool:
+    """Whether a declaration is one block alone, rather than blocks by the paths of outputs and inputs."""
+    return not isinstance(declared, Mapping) or not declared.keys().isdisjoint(BAND)
+
+
+def _as_plain(block: Any) -> Any:
+    if isinstance(block, str) or "places" not in block:
+        return block
+    return {**block, "places": np.asarray(block["places"]).tolist()}
+
+
 def _read_block(block: Any, output: str, given: str) -> Any:
     if isinstance(block, str) and block == DIAGONAL:
         return block
@@ -64,12 +88,12 @@ def _read_block(block: Any, output: str, given: str) -> Any:
     if hasattr(block, "tocoo"):
         entries = block.tocoo()
         places = np.asarray(entries.row, np.int64) * block.shape[1] + entries.col
-        return {"places": np.unique(places).tolist(), "of": int(np.prod(block.shape))}
+        return {"places": np.unique(places), "of": int(np.prod(block.shape))}
     if isinstance(block, SparseArray):
         places = np.ravel_multi_index(tuple(block.indices.T), block.shape)
-        return {"places": np.unique(places).tolist(), "of": int(np.prod(block.shape))}
-    if isinstance(block, np.ndarray) and block.ndim and block.dtype.kind in "biuf":
-        return {"places": np.flatnonzero(block).tolist(), "of": block.size}
+        return {"places": np.unique(places), "of": int(np.prod(block.shape))}
+    if is_arraylike(block) and np.asarray(block).dtype.kind in "biuf":
+        return {"places": np.flatnonzero(block), "of": int(np.prod(block.shape))}
     raise ValueError(f"{output!r} by {given!r}: expected {_EXPECTED}; found {block!r:.60}")
 
 

@@ -380,7 +380,8 @@ def test_an_endpoint_that_is_not_there_is_not_recorded(run, component, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("command", "package", "extra"), [("serve", "starlette", "serve"), ("order", "jax", "jax")]
+    ("command", "package", "extra"),
+    [("serve", "starlette", "serve"), ("order", "jax", "jax"), ("mcp", "mcp_types", "mcp")],
 )
 def test_packages_that_are_not_installed(component, command, package, extra):
     code = (

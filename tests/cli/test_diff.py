@@ -5,7 +5,6 @@ import json
 import pytest
 
 from chainrule.cli import main
-from chainrule.cli._diff import compare
 from chainrule.runtime import component
 from chainrule.runtime import component as make
 
@@ -31,13 +30,26 @@ def document(text):
     return make(derivatives=derivatives)(namespace["f"]).openapi_schema
 
 
-def changes(new):
-    found = compare(document(OLD), document(new))
-    return {(change.where, change.breaks) for change in found}
+@pytest.fixture
+def compare(tmp_path, capfd):
+    """`chainrule diff` of two documents: where they differ, and whether that breaks callers."""
+
+    def run(old, new):
+        for name, content in (("old.json", old), ("new.json", new)):
+            (tmp_path / name).write_text(json.dumps(content))
+        with pytest.raises(SystemExit) as caught:
+            main(["diff", str(tmp_path / "old.json"), str(tmp_path / "new.json"), "--json"])
+        found = json.loads(capfd.readouterr().out)
+        changes = {(change["where"], change["breaks"]) for change in found["changes"]}
+        assert found["compatible"] == (not any(breaks for _, breaks in changes))
+        assert caught.value.code == int(not found["compatible"])
+        return changes
+
+    return run
 
 
-def test_no_change():
-    assert changes(OLD) == set()
+def test_no_change(compare):
+    assert compare(document(OLD), document(OLD)) == set()
 
 
 @pytest.mark.parametrize(
@@ -61,19 +73,19 @@ def test_no_change():
          "inputs.inner.w", False),
     ],
 )  # fmt: skip
-def test_single_changes(old, new, where, breaks):
+def test_single_changes(old, new, where, breaks, compare):
     assert old in OLD
-    assert (where, breaks) in changes(OLD.replace(old, new))
+    assert (where, breaks) in compare(document(OLD), document(OLD.replace(old, new)))
 
 
-def test_endpoints():
+def test_endpoints(compare):
     @component
     def plain(x: int) -> int: ...
 
     old, new = document(OLD), {**document(OLD)}
     new["paths"] = {path: value for path, value in old["paths"].items() if path != "/jacobian"}
-    assert [(c.where, c.breaks) for c in compare(old, new)] == [("/jacobian", True)]
-    assert [(c.where, c.breaks) for c in compare(new, old)] == [("/jacobian", False)]
+    assert compare(old, new) == {("/jacobian", True)}
+    assert compare(new, old) == {("/jacobian", False)}
 
 
 def test_from_the_shell(tmp_path, capfd):

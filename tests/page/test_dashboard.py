@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from chainrule import Component
-from chainrule.cli._watch import _token_files
+from chainrule.cli import main
 from chainrule.errors import InputError
 
 TOKEN = "correct-horse-battery-staple"
@@ -59,14 +59,20 @@ def test_other_names_for_this_machine_are_refused(dashboard):
     assert ask(dashboard, host="attacker.example")[0] == 400
 
 
-def test_token_files():
-    files = _token_files(["http://a", "http://b"], ["common", "http://b=own"])
-    assert {url: str(file) for url, file in files.items()} == {
-        "http://a": "common",
-        "http://b": "own",
-    }
-    with pytest.raises(InputError, match="http://c"):
-        _token_files(["http://a"], ["http://c=file"])
+@pytest.mark.parametrize(("there", "missing"), [("common", "own"), ("own", "common")])
+def test_token_files(there, missing, tmp_path, capfd):
+    """One server has a file of its own, the other the common one: each of the two files is read."""
+    (tmp_path / there).write_text("a-token-of-one-word")
+    given = ["--token-file", tmp_path / "common", "--token-file", f"http://b={tmp_path / 'own'}"]
+    with pytest.raises(SystemExit):
+        main(["dashboard", "http://a", "http://b", *map(str, given)])
+    assert str(tmp_path / missing) in capfd.readouterr().err
+
+
+def test_a_token_of_a_server_that_is_not_shown(capfd):
+    with pytest.raises(SystemExit):
+        main(["dashboard", "http://a", "--token-file", "http://c=file"])
+    assert "--token-file names http://c" in capfd.readouterr().err
 
 
 def test_errors_of_now_and_of_before(open_page, running, wrong):

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chainrule._codec import decode_frames, encode_frames
-from chainrule._samehost import Segment, connect, receive_message, send_message
+from chainrule._same_host import Segment, connect, receive_message, send_message
 
 FRAMES = "application/vnd.chainrule.frames"
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW

@@ -5,13 +5,12 @@ A script holds all names, so that a shell completes without starting Python.
 
 from __future__ import annotations
 
-import json
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
 from chainrule.cli._main import COMMANDS, make_parser
-from chainrule.cli._output import write_text
+from chainrule.cli._output import write_result
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
@@ -28,7 +27,7 @@ def _run(options: Namespace) -> int:
         for name in COMMANDS
     }
     script = _SCRIPTS[options.shell](flags)
-    write_text(json.dumps({"script": script}) + "\n" if options.json else script)
+    write_result(options, {"script": script}, script)
     return 0
 
 

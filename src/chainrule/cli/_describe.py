@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from chainrule._errors import InputError
-from chainrule.cli._output import make_table, result_stream
+from chainrule.cli._output import make_table, result_stream, write_result
 from chainrule.cli._sources import add_component, read_document
 from chainrule.runtime.internal import Document
 
@@ -26,13 +26,13 @@ def _check(options: Namespace) -> int:
     with result_stream() as stdout:
         # A local component makes its document here, which finds fields that cannot be described to callers.
         document = read_document(options)
-        info, endpoints = document["info"], _endpoints(document)
-        if options.json:
-            facts = {"ok": True, "name": info["title"], "endpoints": endpoints}
-            stdout.write_text(json.dumps(facts) + "\n")
-        else:
-            title = f"{Document(document).title} is fine"
-            stdout.show(make_table(title, ("endpoint", "available"), list(endpoints.items())))
+        endpoints = _endpoints(document)
+        facts = {"ok": True, "name": document["info"]["title"], "endpoints": endpoints}
+        title = f"{Document(document).title} is fine"
+        columns = ("endpoint", "available")
+        write_result(
+            options, facts, lambda: make_table(title, columns, list(endpoints.items())), to=stdout
+        )
     return 0
 
 
@@ -89,10 +89,7 @@ def add_inspect_arguments(parser: ArgumentParser) -> None:
 def _inspect(options: Namespace) -> int:
     with result_stream() as stdout:
         facts = _facts(read_document(options))
-        if options.json:
-            stdout.write_text(json.dumps(facts, indent=2) + "\n")
-        else:
-            stdout.show(_as_tables(facts))
+        write_result(options, facts, lambda: _as_tables(facts), to=stdout)
     return 0
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import InputError
-from chainrule.cli._output import make_table, result_stream
+from chainrule.cli._output import make_table, result_stream, write_result
 from chainrule.cli._sources import add_token, check_exists, is_url, read_document
 from chainrule.runtime.internal import Document
 
@@ -42,10 +42,7 @@ def _run(options: Namespace) -> int:
     """Exit with 1 when a change breaks callers."""
     with result_stream() as stdout:
         changes = compare(*(_document(source, options) for source in (options.old, options.new)))
-        if options.json:
-            stdout.write_text(_json(changes))
-        else:
-            stdout.show(_table(changes))
+        write_result(options, _facts(changes), lambda: _table(changes), to=stdout)
     return int(any(change.breaks for change in changes))
 
 
@@ -66,12 +63,11 @@ def _document(source: str, options: Namespace) -> dict[str, Any]:
     return document
 
 
-def _json(changes: Sequence[Change]) -> str:
-    facts = {
+def _facts(changes: Sequence[Change]) -> Json:
+    return {
         "compatible": not any(change.breaks for change in changes),
         "changes": [dataclasses.asdict(change) for change in changes],
     }
-    return json.dumps(facts) + "\n"
 
 
 def _table(changes: Sequence[Change]) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from chainrule._errors import InputError
-from chainrule.cli._output import make_table, show, write_error, write_text
+from chainrule.cli._output import make_table, write_error, write_result, write_text
 from chainrule.deploy.images import (
     BuildPlan,
     ComponentImage,
@@ -141,7 +140,7 @@ def _build(options: Namespace) -> int:
     if not built.was_built:
         _write_line(f"Nothing has changed; {built.tags[0]} was not built again.")
     facts = {"tags": built.tags, "was_built": built.was_built, "labels": dict(built.labels)}
-    write_text((json.dumps(facts) if options.json else "\n".join(built.tags)) + "\n")
+    write_result(options, facts, _lines(built.tags))
     return 0
 
 
@@ -149,7 +148,7 @@ def _generate(plan: BuildPlan, options: Namespace) -> int:
     folder = options.build_dir or Path(f"{plan.settings.name}-image")
     write_context(plan, folder)
     facts = {"context": str(folder), "hash": context_hash(folder)[:12]}
-    write_text(f"{json.dumps(facts) if options.json else folder}\n")
+    write_result(options, facts, f"{folder}\n")
     return 0
 
 
@@ -262,7 +261,7 @@ def _run(options: Namespace) -> int:
     )
     facts = {"container": container.name, "url": container.url, "token": container.token}
     lines = [f"{name}: {value}" for name, value in facts.items() if value is not None]
-    write_text((json.dumps(facts) if options.json else "\n".join(lines)) + "\n")
+    write_result(options, facts, _lines(lines))
     return 0
 
 
@@ -347,9 +346,12 @@ def _stop(options: Namespace) -> int:
         )
     for name in wanted:
         stop_container(engine, name)
-    lines = "".join(f"{name}\n" for name in wanted)
-    write_text(json.dumps({"stopped": wanted}) + "\n" if options.json else lines)
+    write_result(options, {"stopped": wanted}, _lines(wanted))
     return 0
+
+
+def _lines(texts: Iterable[str]) -> str:
+    return "".join(f"{text}\n" for text in texts)
 
 
 def _add_listing(
@@ -362,10 +364,8 @@ def _add_listing(
 
     def listing(options: Namespace) -> int:
         rows = list(find(find_engine(options.engine)))
-        if options.json:
-            write_text(json.dumps(rows) + "\n")
-        else:
-            show(make_table(title, columns, [[row[column] for column in columns] for row in rows]))
+        cells = [[row[column] for column in columns] for row in rows]
+        write_result(options, rows, lambda: make_table(title, columns, cells))
         return 0
 
     _add_engine(parser)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from chainrule._errors import InputError, StorageError
-from chainrule.cli._output import write_error, write_text
+from chainrule.cli._output import write_error, write_result
 
 _FOLDER = Path(__file__).parent / "_templates"
 TEMPLATES = ("function", "module", "jax", "torch", "command")
@@ -49,8 +48,7 @@ def _run(options: Namespace) -> int:
         )
     _write(folder, files)
     written = [str(folder / file) for file in files]
-    text = json.dumps({"written": written}) if options.json else "\n".join(written)
-    write_text(f"{text}\n")
+    write_result(options, {"written": written}, "".join(f"{file}\n" for file in written))
     if not options.json:
         write_error(_next_steps(folder))
     return 0

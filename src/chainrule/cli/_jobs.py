@@ -9,7 +9,7 @@ from dataclasses import asdict
 from textwrap import shorten
 from typing import Any
 
-from chainrule.cli._output import make_table, show, write_error, write_text
+from chainrule.cli._output import make_table, write_error, write_result, write_text
 from chainrule.cli._sources import add_server, open_server
 from chainrule.client import JobEvent, JobInfo
 
@@ -31,10 +31,7 @@ def add_list_arguments(parser: ArgumentParser) -> None:
 
 def _list(options: Namespace) -> int:
     jobs = open_server(options).jobs(state=options.state, limit=options.limit)
-    if options.json:
-        write_text(json.dumps([asdict(job) for job in jobs]) + "\n")
-    else:
-        show(jobs_table(options.url, jobs))
+    write_result(options, [asdict(job) for job in jobs], lambda: jobs_table(options.url, jobs))
     return 0
 
 
@@ -80,12 +77,10 @@ def _add_job(parser: ArgumentParser) -> None:
 def _show(options: Namespace) -> int:
     """Print the facts of a job, one per line."""
     facts = asdict(open_server(options).job(options.job))
-    if options.json:
-        write_text(json.dumps(facts) + "\n")
-        return 0
     known = {name: value for name, value in facts.items() if value is not None}
     width = max(map(len, known))
-    write_text("".join(f"{name:<{width}}  {value}\n" for name, value in known.items()))
+    lines = (f"{name:<{width}}  {value}\n" for name, value in known.items())
+    write_result(options, facts, "".join(lines))
     return 0
 
 
@@ -132,6 +127,5 @@ def add_cancel_arguments(parser: ArgumentParser) -> None:
 def _cancel(options: Namespace) -> int:
     """Cancel a job; exit with 1 if it had ended already."""
     job = open_server(options).cancel(options.job)
-    text = json.dumps(asdict(job)) if options.json else f"{job.id} {job.state}"
-    write_text(f"{text}\n")
+    write_result(options, asdict(job), f"{job.id} {job.state}\n")
     return 0 if job.state == "cancelled" else 1

@@ -5,15 +5,12 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from chainrule._errors import CapabilityError
-from chainrule.cli._sources import check_exists
+from chainrule.cli._sources import add_components, check_exists
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The components, and how they are run."""
-    parser.add_argument(
-        "components", metavar="COMPONENT", nargs="+", help="One or several components"
-    )
+    add_components(parser)
     parser.add_argument(
         "--workers", type=int, default=1, metavar="N", help="Processes per component (default: 1)"
     )
@@ -36,19 +33,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="Write larger arrays to files (default: 10000)",
     )
-    parser.set_defaults(handler=run)
+    parser.set_defaults(handler=_run)
 
 
-def run(options: Namespace) -> int:
+def _run(options: Namespace) -> int:
     """Answer requests until standard input ends."""
+    from chainrule.mcp import serve_stdio
+
     for source in options.components:
         check_exists(source)
-    try:
-        from chainrule.mcp import serve_stdio
-    except ModuleNotFoundError as error:
-        raise CapabilityError(
-            f"This command needs {error.name}: pip install 'chainrule[mcp]'.", code="not_installed"
-        ) from error
     serve_stdio(
         options.components,
         workers=options.workers,

@@ -11,17 +11,21 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
 from chainrule._visible import visible
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 # Package that a command needs → the extra that installs it.
 _EXTRAS = {
     **dict.fromkeys(("httptools", "starlette", "uvicorn", "uvloop", "zstandard"), "serve"),
     **dict.fromkeys(("equinox", "jax", "lineax", "optax"), "jax"),
+    **dict.fromkeys(("mcp", "mcp_types"), "mcp"),
     "matplotlib": "view",
 }
 _WIDEST = 2000  # characters of a line, where no terminal says how many fit
@@ -64,6 +68,28 @@ def write_styled(text: str) -> None:
 def show(renderable: Any) -> None:
     """Write something that rich can show to standard output; errors as in `write_text`."""
     write_styled(renderable_text(renderable, is_coloured=takes_colours(1)))
+
+
+def write_result(
+    options: Namespace, facts: Any, shown: str | Callable[[], Any], to: ResultStream | None = None
+) -> None:
+    """Write a result, once, as its reader wants it; errors as in `write_text`.
+
+    Args:
+        options: of the command; with `--json` the result is one line of JSON.
+        facts: the result for programs.
+        shown: the result for people: text, or what makes something that rich can show.
+        to: where it goes; standard output when not given.
+    """
+    write, render = (to.write_text, to.show) if to else (write_text, show)
+    if options.json:
+        import json
+
+        write(json.dumps(facts) + "\n")
+    elif isinstance(shown, str):
+        write(shown)
+    else:
+        render(shown())
 
 
 def write_error(text: str) -> None:
@@ -190,14 +216,14 @@ def _leave(error: ChainruleError, as_json: bool, *, debug: bool) -> NoReturn:
 
 
 def _as_json(error: ChainruleError) -> str:
-    import json
-
     facts = {
         "code": error.code,
         "message": error.message,
         "path": error.path,
         "details": error.details,
     }
+    import json
+
     return json.dumps({"error": facts}, default=str)
 
 

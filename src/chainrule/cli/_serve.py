@@ -19,7 +19,13 @@ from chainrule._errors import DefinitionError
 from chainrule._folders import state_folder
 from chainrule.cli._debugging import add_debug_port, listen
 from chainrule.cli._output import strong
-from chainrule.cli._sources import Arguments, add_derive_hvp, add_folders, check_exists
+from chainrule.cli._sources import (
+    Arguments,
+    add_components,
+    add_derive_hvp,
+    add_folders,
+    check_exists,
+)
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import log_handler
 from chainrule.serve import ServeOptions, serve
@@ -40,9 +46,7 @@ _LIMITS = {
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The components, and how the server is run."""
-    parser.add_argument(
-        "components", metavar="COMPONENT", nargs="+", help="One or several components"
-    )
+    add_components(parser)
     page = parser.add_argument_group("while you write a component")
     page.add_argument(
         "--open", action="store_true", help="Open the page of the server in a browser"

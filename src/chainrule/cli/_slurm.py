@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from chainrule._errors import StorageError
-from chainrule.cli._output import write_text
+from chainrule.cli._output import write_result
 from chainrule.deploy.slurm import SlurmJob, batch_script
 
 _FIELDS = (
@@ -70,12 +69,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _run(options: Namespace) -> int:
     script = batch_script(SlurmJob(**{name: getattr(options, name) for name in _FIELDS}))
     if options.output is None:
-        write_text(json.dumps({"script": script}) + "\n" if options.json else script)
+        write_result(options, {"script": script}, script)
         return 0
     try:
         options.output.write_text(script, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"Cannot write {options.output}: {error.strerror}.") from error
     text = str(options.output)
-    write_text(f"{json.dumps({'written': text}) if options.json else text}\n")
+    write_result(options, {"written": text}, f"{text}\n")
     return 0

@@ -40,6 +40,13 @@ def add_component(parser: ArgumentParser, *, is_optional: bool = False) -> None:
     add_token(parser)
 
 
+def add_components(parser: ArgumentParser) -> None:
+    """The components that the command offers to callers; their files are here."""
+    parser.add_argument(
+        "components", metavar="COMPONENT", nargs="+", help="One or several components"
+    )
+
+
 def add_server(parser: ArgumentParser) -> None:
     """The server that the command is about."""
     parser.add_argument(
@@ -200,5 +207,5 @@ def _read_token(file: Path | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InputError(
-            f"The token file cannot be read: {reason}.", code="bad_token_file"
+            f"The token file {file} cannot be read: {reason}.", code="bad_token_file"
         ) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 
 from chainrule._errors import ChainruleError, InputError
 from chainrule.cli._call import endpoint_name
-from chainrule.cli._output import make_table, result_stream
+from chainrule.cli._output import make_table, result_stream, write_result
 from chainrule.cli._payload import add_payload, given_payload
 from chainrule.cli._sources import (
     add_component,
@@ -115,10 +114,8 @@ def _check_gradients(options: Namespace) -> int:
             seed=options.seed,
             show_progress=options.show_progress,
         )
-        if options.json:
-            stdout.write_text(json.dumps(report.to_dict(options.max_failures)) + "\n")
-        else:
-            stdout.show(report.table(options.max_failures))
+        facts = report.to_dict(options.max_failures)
+        write_result(options, facts, lambda: report.table(options.max_failures), to=stdout)
     return int(not report.passed)
 
 
@@ -176,8 +173,7 @@ def _record(options: Namespace) -> int:
         if file.exists():
             raise InputError(f"{file} exists already; nothing was written.", code="file_exists")
         record(component, endpoint, payload, path=file, expect_exception=options.expect_error)
-        text = json.dumps({"written": str(file)}) if options.json else str(file)
-        stdout.write_text(f"{text}\n")
+        write_result(options, {"written": str(file)}, f"{file}\n", to=stdout)
     return 0
 
 
@@ -225,11 +221,8 @@ def _test(options: Namespace) -> int:
                 code="tests_missing",
             )
         results = {str(file): _run_test(component, file, options.input_path) for file in files}
-        if options.json:
-            facts = {file: dataclasses.asdict(result) for file, result in results.items()}
-            stdout.write_text(json.dumps(facts) + "\n")
-        else:
-            stdout.show(_test_table(results))
+        facts = {file: dataclasses.asdict(result) for file, result in results.items()}
+        write_result(options, facts, lambda: _test_table(results), to=stdout)
     return int(not all(result.passed for result in results.values()))
 
 

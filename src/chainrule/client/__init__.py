@@ -13,8 +13,7 @@ Transport                what to implement for another way
 
 The modules, in reading order:
 
-_component     `Component`, the handle, with its asynchronous half
-_constructors  its constructors, one for each place where a component may be
+_component     `Component`, the handle: a constructor for each place where it may be, its facts, its calls
 _transport     the interface of all transports, and the one within this process
 _payloads      from arguments to the request that is sent
 _answers       from an answer to a result or an exception

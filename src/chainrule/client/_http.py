@@ -16,8 +16,8 @@ from urllib.parse import quote, unquote, urlencode
 import orjson
 
 from chainrule._errors import CapabilityError, TransportError
-from chainrule._samehost import is_supported
-from chainrule._tracing import current_traceparent, is_traced, span
+from chainrule._same_host import is_supported
+from chainrule._tracing import current_traceparent, span
 from chainrule.client._answers import Answer, answer_limits, read_answer
 from chainrule.client._connections import (
     MAX_ANSWER_BYTES,
@@ -173,27 +173,19 @@ class HttpTransport(Transport):
         ticket: Ticket | None = None,
     ) -> Any:
         """Ask an endpoint of the served component; the caller's trace, if there is one, goes on there."""
-        ticket = ticket or Ticket()
-        if not is_traced():
-            return self._call(endpoint, payload, run_id, ticket, {})
         facts = {"server.address": str(self._pool.origin), "chainrule.endpoint": endpoint}
         with span(f"call {endpoint}", kind="CLIENT", attributes=facts):
-            return self._call(endpoint, payload, run_id, ticket, _trace_headers())
+            return self._call(endpoint, payload, run_id, ticket or Ticket())
 
     def _call(
-        self,
-        endpoint: str,
-        payload: Mapping[str, Any],
-        run_id: str | None,
-        ticket: Ticket,
-        trace: Mapping[str, str],
+        self, endpoint: str, payload: Mapping[str, Any], run_id: str | None, ticket: Ticket
     ) -> Any:
         dialect = self._agree()
         if run_id is not None and dialect.is_native:
             Run.check_id(run_id)
         path = f"{self._base}/{quote(endpoint)}"
         pieces = as_body(payload, dialect.body_format)
-        headers = {**self._headers, **trace, "Content-Type": dialect.content_type}
+        headers = {**self._headers, **_trace_headers(), "Content-Type": dialect.content_type}
         if dialect.accept is not None:
             headers["Accept"] = dialect.accept
         target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
@@ -326,5 +318,5 @@ class HttpTransport(Transport):
 
 
 def _trace_headers() -> dict[str, str]:
-    traceparent = current_traceparent() if is_traced() else None
+    traceparent = current_traceparent()
     return {} if traceparent is None else {"traceparent": traceparent}

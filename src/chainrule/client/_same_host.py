@@ -1,7 +1,7 @@
 """Large bodies through shared memory, where the server is on this host.
 
 Calls stay HTTP requests; the descriptors of their memory travel over a *channel* beside them. The protocol is
-described in `chainrule._samehost`. Where the server offers no memory, cannot be reached over the
+described in `chainrule._same_host`. Where the server offers no memory, cannot be reached over the
 channel, or memory or descriptors run short, the same request goes over HTTP with its body in it.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from chainrule._errors import DecodeError, TransportError
-from chainrule._samehost import (
+from chainrule._same_host import (
     CallMemory,
     SegmentPool,
     connect,

@@ -31,7 +31,7 @@ import orjson
 from chainrule._codec import DEFAULT_LIMITS, TRUSTING_LIMITS, Frames
 from chainrule._errors import DecodeError, DefinitionError, StorageError, TransportError
 from chainrule._registry import home_of
-from chainrule._samehost import (
+from chainrule._same_host import (
     CANCEL,
     CallMemory,
     Message,

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import CapabilityError, ChainruleError, InputError
-from chainrule._tracing import is_traced, span
+from chainrule._tracing import span
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
-from chainrule.runtime.internal import Run
 
 if TYPE_CHECKING:
     from chainrule.client._jobs import Job
@@ -216,11 +215,8 @@ class InProcessTransport(Transport):
         ticket: Ticket | None = None,
     ) -> Any:
         """Call the endpoint in the calling thread; it cannot be interrupted."""
-        run = None if run_id is None else Run(self.local.config, run_id=run_id)
-        if not is_traced():
-            return self.local.call(endpoint, payload, run=run)
         with span(f"{self.local.name} {endpoint}", kind="INTERNAL"):
-            return self.local.call(endpoint, payload, run=run)
+            return self.local.call(endpoint, payload, run_id=run_id)
 
     def health(self) -> dict[str, Any]:
         """Always `ok`."""

@@ -42,7 +42,7 @@ _MAX_MESSAGE = 2000
 _MAX_VECTORS = 10_000
 
 
-class Server:
+class UmbridgeServer:
     """A UM-Bridge server.
 
     Args:
@@ -134,7 +134,7 @@ class Vectors:
     sizes: tuple[int, ...]
 
     @classmethod
-    def read(cls, server: Server, side: str, asked: Mapping[str, Any]) -> Vectors:
+    def read(cls, server: UmbridgeServer, side: str, asked: Mapping[str, Any]) -> Vectors:
         """The vectors that a server tells of."""
         answer = server.ask(f"{side.capitalize()}Sizes", asked)
         sizes: Any = answer.get(f"{side}Sizes")
@@ -169,7 +169,9 @@ class Vectors:
 class _Model:
     """The endpoints of one model."""
 
-    def __init__(self, server: Server, name: str, inputs: Vectors, outputs: Vectors) -> None:
+    def __init__(
+        self, server: UmbridgeServer, name: str, inputs: Vectors, outputs: Vectors
+    ) -> None:
         self._server = server
         self._name = name
         self._inputs = inputs
@@ -266,7 +268,7 @@ def open_model(
     max_answer_bytes: int,
 ) -> LocalComponent:
     """The component of a model; arguments as in `Component.from_umbridge`."""
-    server = Server(url, timeout=timeout, verify=verify, max_answer_bytes=max_answer_bytes)
+    server = UmbridgeServer(url, timeout=timeout, verify=verify, max_answer_bytes=max_answer_bytes)
     models: Any = server.ask("Info").get("models")
     is_list = isinstance(models, list) and all(isinstance(model, str) for model in models)
     server.require(is_list, "models to be a list of names")

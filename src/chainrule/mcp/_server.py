@@ -27,15 +27,15 @@ from uuid import uuid4
 
 import mcp_types as types
 import numpy as np
-import orjson
 from mcp.server import Server
 from mcp.server.stdio import stdio_server
 
 import chainrule
-from chainrule._codec import FRAMES_MEDIA_TYPE, decode_body, encode_body
+from chainrule._codec import FRAMES_MEDIA_TYPE, encode_body
 from chainrule._errors import ChainruleError, InputError, NotGrantedError, StorageError
 from chainrule._trees import get_at_path, map_leaves
 from chainrule._whole_files import open_private, whole_file
+from chainrule.client.internal import Answer, read_answer
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import Document
 from chainrule.serve.internal import Call, Facts, Pool, WorkerPool
@@ -254,13 +254,7 @@ class _Tools:
             reply = await self._pool.call(call)
         finally:
             await watcher.finish()
-        content = b"".join(reply.open())
-        if reply.status == 200:
-            return decode_body(content, media_type=reply.content_type)
-        problem = orjson.loads(content)
-        raise ChainruleError(
-            str(problem.get("message")), code=problem.get("code"), path=problem.get("path")
-        )
+        return read_answer(Answer(reply.status, reply.content_type, b"".join(reply.open())))
 
 
 def _check(arguments: Mapping[str, Any], required: Sequence[str], optional: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ from chainrule._errors import InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._own_arrays import own_copy, own_copy_of_array
 from chainrule._trees import flatten_with_paths, is_arraylike, iterate_leaves
-from chainrule.runtime._component._failures import takes_argument
+from chainrule.runtime._component._definition import takes_argument
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._definition import Implementation

@@ -39,7 +39,7 @@ from typing import Any, Protocol
 import orjson
 
 from chainrule._errors import DefinitionError, InputError, StorageError
-from chainrule._tracing import current_traceparent, is_traced
+from chainrule._tracing import current_traceparent
 from chainrule._visible import visible
 from chainrule._whole_files import whole_file, write_whole
 from chainrule.runtime._config import ComponentConfig
@@ -414,7 +414,7 @@ class JsonFormatter(logging.Formatter):
         run = current_run.get()
         if run is not None:
             content["run_id"] = run.run_id
-        traceparent = current_traceparent() if is_traced() else None
+        traceparent = current_traceparent()
         if traceparent is not None:
             content["trace_id"] = traceparent.split("-")[1]
         content |= getattr(record, "facts", {})

@@ -33,7 +33,7 @@ from chainrule._endpoints import ENDPOINTS, DerivativeKind
 from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._progress import unheard
-from chainrule._tracing import export_spans, is_traced, span
+from chainrule._tracing import export_spans, span
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component, progress
 from chainrule.runtime.internal import Run, failure_of, reuse_residuals
 from chainrule.serve._author_code import only_here
@@ -120,8 +120,6 @@ class Answerer:
         """Decode, compute, encode. An error becomes a problem reply."""
         if call.merged:
             return self._answer_merged(call)
-        if not is_traced(call.traceparent):
-            return self._reply(call)
         facts = {"chainrule.component": self.component.name, "chainrule.endpoint": call.endpoint}
         name = f"{self.component.name} {call.endpoint}"
         with span(name, kind="SERVER", parent=call.traceparent, attributes=facts) as current:
@@ -304,7 +302,7 @@ CHECK_GRADIENTS = "check_gradients"
 """The endpoint's name."""
 
 
-class _Request(BaseModel):
+class _CheckRequest(BaseModel):
     """What a caller may ask for; the bounds keep one check from being a thousand calls."""
 
     model_config = ConfigDict(extra="forbid")
@@ -352,7 +350,7 @@ def run_check(component: LocalComponent, payload: Mapping[str, Any]) -> dict[str
     from chainrule.runtime.testing import check_gradients
 
     try:
-        request = _Request.model_validate(payload)
+        request = _CheckRequest.model_validate(payload)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False)
         raise InputError(

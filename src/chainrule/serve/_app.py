@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from chainrule._errors import DefinitionError, StorageError
-from chainrule._samehost import is_supported
+from chainrule._same_host import is_supported
 from chainrule.runtime import ComponentConfig, LocalComponent
 from chainrule.serve._calls import Facts
 from chainrule.serve._endpoint import Endpoint, Intake

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from chainrule._progress import listening
-from chainrule._samehost import Message, send_message
+from chainrule._same_host import Message, send_message
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import log_handler
 from chainrule.serve._calls import Watcher

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from chainrule._errors import InputError, StorageError, TransportError
-from chainrule._samehost import INLINE_BYTES, Segment, stored
+from chainrule._same_host import INLINE_BYTES, Segment, stored
 
 # Far above what a sensible caller says, far below what fits into one packet to a worker.
 _MAX_TEXT = 1024
@@ -39,7 +39,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class SegmentBody:
-    """A body in shared memory; see `chainrule._samehost` for who may use it when.
+    """A body in shared memory; see `chainrule._same_host` for who may use it when.
 
     Attributes:
         segment: the memory.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from chainrule._errors import ChainruleError, DecodeError, InputError, LimitError, StorageError
-from chainrule._samehost import INLINE_BYTES, Segment
+from chainrule._same_host import INLINE_BYTES, Segment
 from chainrule.serve._calls import Call, CallError, Reply, SegmentBody, no_memory, place_body
 from chainrule.serve._logs import RUN_ID
 from chainrule.serve._options import ServeOptions

@@ -254,7 +254,8 @@ class ServeOptions:
             token = Path(self.token_file).read_bytes().strip()
         except OSError as error:
             raise DefinitionError(
-                f"The token file cannot be read: {error.strerror}.", code="bad_token_file"
+                f"The token file {self.token_file} cannot be read: {error.strerror}.",
+                code="bad_token_file",
             ) from None
         if len(token) < 16 or not _ONE_WORD.fullmatch(token):
             raise DefinitionError(

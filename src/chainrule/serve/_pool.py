@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from chainrule._errors import ChainruleError, DefinitionError
-from chainrule._samehost import is_supported
+from chainrule._same_host import is_supported
 from chainrule.serve._calls import (
     Call,
     CallError,

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from chainrule._errors import ChainruleError, DecodeError, DefinitionError, StorageError
-from chainrule._samehost import (
+from chainrule._same_host import (
     CANCEL,
     INLINE_BYTES,
     Message,

@@ -2,7 +2,7 @@
 
 Calls of such clients are HTTP requests like all others. What differs is where their bodies lie: descriptors
 of shared memory come and go over a *channel*, a Unix socket beside the HTTP connection, and a header of the
-request names them. The protocol is described in `chainrule._samehost`.
+request names them. The protocol is described in `chainrule._same_host`.
 
 Everything that comes over a channel is checked: a message of another form ends the channel, and its
 descriptors are closed. The server does not look into the memory. It passes the descriptors on to a worker
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import ChainruleError, DecodeError, StorageError
-from chainrule._samehost import (
+from chainrule._same_host import (
     INLINE_BYTES,
     MappedSegments,
     Message,

@@ -2,7 +2,7 @@
 
 Started as `python -m chainrule.serve._worker <descriptor>` with one end of a socket pair. The first message
 brings the component, pickled by the server or client that started the process. Then calls come and replies
-go, in the messages of `chainrule._samehost`. The process ends when the other side closes its end or dies.
+go, in the messages of `chainrule._same_host`. The process ends when the other side closes its end or dies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from chainrule._errors import ChainruleError, ComponentError, StorageError
-from chainrule._samehost import (
+from chainrule._same_host import (
     INLINE_BYTES,
     MappedSegments,
     Message,

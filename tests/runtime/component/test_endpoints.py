@@ -1,7 +1,6 @@
 """What goes into an endpoint, what comes out, and who is to blame when it does not fit."""
 
 import inspect
-import os
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Literal
@@ -29,6 +28,7 @@ from chainrule.runtime import (
     component,
     load_component,
 )
+from chainrule.runtime.internal import Run
 
 Vector = Array[(None,), Float64]
 
@@ -618,16 +618,15 @@ def test_components_do_not_share_settings(tmp_path):
 
 
 def test_calls_of_calls_keep_their_own_folder(tmp_path):
-    from chainrule.runtime._runs import get_config
-
-    inner = make({"apply": lambda i: {"y": i.x, "total": len(str(get_config().output_path))}},
+    inner = make({"apply": lambda i: {"y": i.x, "total": len(str(Run.current().config.output_path))}},
                  config={"output_path": tmp_path / "inner"})  # fmt: skip
 
     def outer(inputs):
-        before = get_config().output_path
+        before = Run.current()
         inner.apply({"x": [1.0]})
-        assert get_config().output_path == before
+        assert Run.current() is before
+        assert before.config.output_path == tmp_path / "outer"
         return {"y": inputs.x, "total": 0}
 
     make({"apply": outer}, config={"output_path": tmp_path / "outer"}).apply({"x": [1.0]})
-    assert get_config().output_path == Path(os.getcwd())
+    assert Run.current() is None

@@ -26,6 +26,7 @@ from chainrule.runtime.experimental import (
     OutputPath,
     require_file,
 )
+from chainrule.runtime.internal import Run
 
 Vector = Array[(None,), Float64]
 
@@ -82,11 +83,9 @@ class Written(BaseModel):
 
 
 def test_output_paths_are_relative_to_the_output_folder(tmp_path):
-    from chainrule.runtime._runs import get_config
-
     @component(config={"output_path": tmp_path})
     def write(name: str, text: str) -> Written:
-        target = get_config().output_path / "result.txt"
+        target = Run.current().config.output_path / "result.txt"
         target.write_text(text)
         (tmp_path.parent / "elsewhere.txt").write_text("")
         return Written(file=name)

@@ -7,7 +7,13 @@ from scipy import sparse
 from chainrule._codec import SparseArray
 from chainrule._patterns import Pattern
 from chainrule.errors import InputError
-from chainrule.runtime.derivatives import finite_difference_jacobian, finite_difference_vjp
+from chainrule.runtime import Array, Differentiable, Float64, component
+from chainrule.runtime.derivatives import (
+    finite_difference_jacobian,
+    finite_difference_vjp,
+    jacobian_from_jvp,
+    jacobian_from_vjp,
+)
 
 
 @st.composite
@@ -148,10 +154,61 @@ def test_block_without_structure():
     np.testing.assert_allclose(found["b"].todense(), 5 * np.eye(2), atol=1e-9)
 
 
+BAND = np.abs(np.subtract.outer(np.arange(5), np.arange(5))) <= 1
+
+
+@pytest.mark.parametrize(
+    ("declared", "mask"),
+    [
+        ("diagonal", np.eye(5)),
+        ({"lower": 1, "upper": 1}, BAND),
+        ({"y": {"x": {"lower": 0, "upper": 4}}}, np.triu(np.ones((5, 5)))),
+        ({"y": {"x": "diagonal"}}, np.eye(5)),
+        (SparseArray((5, 5), np.argwhere(BAND), np.ones(13)), BAND),
+    ],
+)
+def test_the_forms_of_a_declaration(declared, mask):
+    """As `@component(sparsity=...)` takes them; products and differences read them alike."""
+    matrix = np.where(mask, np.arange(25.0).reshape(5, 5) + 1, 0.0)
+
+    def jvp(inputs, jvp_inputs, jvp_outputs, tangent_vector):
+        return {"y": matrix @ tangent_vector["x"]}
+
+    def vjp(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+        return {"x": matrix.T @ cotangent_vector["y"]}
+
+    def apply(inputs):
+        return {"y": matrix @ inputs["x"]}
+
+    call = ({"x": np.ones(5)}, {"x"}, {"y"})
+    for found in (
+        finite_difference_jacobian(apply, *call, sparsity=declared),
+        jacobian_from_jvp(jvp, *call, sparsity=declared),
+        jacobian_from_vjp(vjp, apply, *call, sparsity=declared),
+    ):
+        block = found["y"]["x"]
+        assert block.nnz == mask.sum()
+        np.testing.assert_allclose(block.todense(), matrix, atol=1e-7)
+
+
+@pytest.mark.parametrize("one_block", [True, False])
+@pytest.mark.parametrize("block", ["diagonal", {"lower": 1, "upper": 1}])
+def test_a_component_whose_differences_have_a_pattern(block, one_block):
+    sparsity = block if one_block else {"result": {"x": block}}
+
+    @component(derivatives={"sparsity": sparsity})
+    def square(x: Differentiable[Array[(4,), Float64]]) -> Differentiable[Array[(4,), Float64]]:
+        return x**2
+
+    found = square.jacobian({"x": np.arange(4.0)}, ["x"], ["result"])["result"]["x"]
+    np.testing.assert_allclose(found.todense(), np.diag([0.0, 2.0, 4.0, 6.0]), atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "sparsity",
     [
         "detct",
+        {"y": {"x": "diag"}},
         {"y": {}},
         {"y": {"x": None}},
         {"y": {"x": np.ones((2, 2), bool)}},

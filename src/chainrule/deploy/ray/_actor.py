@@ -31,7 +31,7 @@ from chainrule._lru_cache import LRUCache
 from chainrule._progress import listening
 from chainrule._trees import is_arraylike, map_leaves
 from chainrule.deploy._pool import Autoscaler
-from chainrule.deploy.ray._messages import CANCELLED, Envelope, Plan, Report, Roster, as_shared
+from chainrule.deploy.ray._messages import CANCELLED, Envelope, PoolPlan, Report, Roster, as_shared
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import Run, to_plain
 from chainrule.serve.internal import (
@@ -58,7 +58,7 @@ class ReplicaActor:
         manager: the manager of the pool.
     """
 
-    def __init__(self, plan: Plan, replica: str, manager: Any) -> None:
+    def __init__(self, plan: PoolPlan, replica: str, manager: Any) -> None:
         self._manager = manager
         self._interruption = Interruption(replica, manager)
         self._component: LocalComponent | None = None
@@ -293,7 +293,7 @@ class PoolManager:
         plan: the plan of the pool.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PoolPlan) -> None:
         self._plan = plan
         self._make = ray.remote(ReplicaActor).options(**plan.options)
         self._scaler = Autoscaler(
@@ -309,7 +309,7 @@ class PoolManager:
         self._own_handle = ray.get_runtime_context().current_actor
         self._resize(plan.minimum)
 
-    def plan(self) -> Plan:
+    def plan(self) -> PoolPlan:
         """The plan of the pool."""
         return self._plan
 

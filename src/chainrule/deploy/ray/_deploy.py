@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from chainrule._errors import CapabilityError, InputError, TransportError
 from chainrule.client import Component
 from chainrule.deploy._pool._supervision import check_size
-from chainrule.deploy.ray._messages import Plan, actor_options
+from chainrule.deploy.ray._messages import PoolPlan, actor_options
 from chainrule.runtime import ComponentConfig
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def deploy(
         TransportError: there is no such cluster, or its resources are taken.
     """
     minimum, maximum = check_size(replicas, autoscale)
-    plan = Plan(
+    plan = PoolPlan(
         source=str(component) if isinstance(component, Path) else component,
         config=ComponentConfig.make(config),
         minimum=minimum,
@@ -153,7 +153,9 @@ def engine(address: str | None = None) -> MakePool:
     return make_server_pool
 
 
-def _pool(manager: Any, plan: Plan, ends_with_handle: bool, startup_timeout_s: float) -> RayPool:
+def _pool(
+    manager: Any, plan: PoolPlan, ends_with_handle: bool, startup_timeout_s: float
+) -> RayPool:
     from chainrule.deploy.ray._pool import RayPool
 
     pool = RayPool(
@@ -167,7 +169,7 @@ def _pool(manager: Any, plan: Plan, ends_with_handle: bool, startup_timeout_s: f
     return pool
 
 
-def _start_manager(plan: Plan) -> Any:
+def _start_manager(plan: PoolPlan) -> Any:
     import ray
 
     from chainrule.deploy.ray._actor import PoolManager

@@ -17,7 +17,7 @@ _OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PoolPlan:
     """What a pool should be. One immutable object, kept by the manager.
 
     Attributes:

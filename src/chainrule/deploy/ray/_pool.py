@@ -31,7 +31,7 @@ from chainrule.client import Ticket
 from chainrule.client.internal import Answer, read_answer
 from chainrule.deploy._pool import PoolTransport, Replica, ReplicaLostError
 from chainrule.deploy.ray._actor import extract_references
-from chainrule.deploy.ray._messages import CANCELLED, Envelope, Plan, Report, Roster
+from chainrule.deploy.ray._messages import CANCELLED, Envelope, PoolPlan, Report, Roster
 from chainrule.runtime import progress
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class RayPool(PoolTransport):
     """
 
     def __init__(
-        self, manager: Any, plan: Plan, *, ends_with_handle: bool, startup_timeout_s: float
+        self, manager: Any, plan: PoolPlan, *, ends_with_handle: bool, startup_timeout_s: float
     ) -> None:
         super().__init__(
             f"pool {plan.name} on Ray" if plan.name else "pool on Ray",
@@ -183,7 +183,7 @@ class RayPool(PoolTransport):
 _received: LRUCache[str, RayPool] = LRUCache(64)
 
 
-def _attach(manager: Any, plan: Plan, startup_timeout_s: float) -> RayPool:
+def _attach(manager: Any, plan: PoolPlan, startup_timeout_s: float) -> RayPool:
     known = _received.get(plan.id)
     if known is not None and not known.is_closed:
         return known

@@ -18,6 +18,7 @@ In reading order:
     _schemas                validation, plain trees, abstract evaluation from schemas alone
     _local                  `LocalComponent`
     _handlers               `apply` and `abstract_eval`: validate, run, validate
+    _precision              64 bits for components that declare them
     _derivative_handlers    the derivative endpoints: paths, vectors, blocks
     _derivation             endpoints that the author left out
     _failures               errors of a call

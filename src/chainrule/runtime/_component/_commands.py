@@ -49,6 +49,7 @@ from chainrule.runtime._component._definition import Definition, Implementation
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._loading import read_mapping
 from chainrule.runtime._component._local import LocalComponent
+from chainrule.runtime._component._models import is_model_class
 from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import get_config
@@ -430,7 +431,7 @@ def declared_model(name: str, declaration: Any) -> type[BaseModel]:
     Raises:
         DefinitionError: the declaration cannot be read (`bad_schema`); the path says where.
     """
-    if isinstance(declaration, type) and issubclass(declaration, BaseModel):
+    if is_model_class(declaration):
         return declaration
     return _declared_model(name, declaration, name)
 

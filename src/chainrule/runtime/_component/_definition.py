@@ -1,7 +1,8 @@
 """What an author gives, however it was written: as a module, a function or a command.
 
 `Definition` is one component before it is configured. Its `implementations` say for each endpoint which
-function answers it and where that function comes from (`Capability`). Its content hash covers the source of
+function answers it and where that function comes from (`Capability`); `check_signature` and
+`takes_argument` read how a function can be called. Its content hash covers the source of
 the component itself: a module file and the neighbours it imported, a function's code with its defaults and
 what it closes over, a command with its executable. It does not cover installed packages or data files; an
 author who changes those changes the version.
@@ -9,6 +10,7 @@ author who changes those changes the version.
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
 import uuid
@@ -101,6 +103,54 @@ class Implementation:
 def derived(function: Callable[..., Any], via: str, cost: Cost | None = None) -> Implementation:
     """An implementation that Chainrule made; it runs the author's code once unless a cost is given."""
     return Implementation(function, Capability("derived", via, cost=cost or Cost()))
+
+
+def check_signature(function: Any, name: str, arguments: tuple[str, ...] | int) -> None:
+    """Refuse a function that cannot be called the way its endpoint is called.
+
+    Args:
+        function: the author's.
+        name: of the endpoint.
+        arguments: names it is called with, or how many positional arguments.
+
+    Raises:
+        DefinitionError: not callable, asynchronous, or with other arguments (`bad_endpoint`).
+    """
+    if not callable(function):
+        raise _bad_endpoint(name, f"{name} has to be a function; found {type(function).__name__}")
+    if inspect.iscoroutinefunction(function):
+        raise _bad_endpoint(name, f"{name} is an `async def`; endpoints are plain functions")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        if isinstance(arguments, int):
+            signature.bind(*range(arguments))
+        else:
+            signature.bind(**dict.fromkeys(arguments))
+    except TypeError as error:
+        wanted = "one argument" if isinstance(arguments, int) else ", ".join(arguments)
+        raise _bad_endpoint(
+            name, f"{name}{signature} cannot be called with {wanted}: {error}"
+        ) from error
+
+
+def takes_argument(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a parameter of this name."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def is_jitted(value: Any) -> bool:
+    """Whether a value is a function that `jax.jit` or `equinox.filter_jit` compiled."""
+    return callable(value) and hasattr(value, "lower")
+
+
+def _bad_endpoint(name: str, message: str) -> DefinitionError:
+    return DefinitionError(f"{message}.", code="bad_endpoint", details={"endpoint": name})
 
 
 Batching = Literal["elementwise", "leading"]

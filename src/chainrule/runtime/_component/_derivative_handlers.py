@@ -41,11 +41,8 @@ from chainrule._own_arrays import own_copy
 from chainrule._paths import matches_pattern, path_to_pattern
 from chainrule._progress import unheard
 from chainrule._trees import dtype_name, flatten_with_paths, get_at_path, is_arraylike
-from chainrule.runtime._component._failures import (
-    call_author,
-    check_signature,
-    takes_argument,
-)
+from chainrule.runtime._component._definition import check_signature, takes_argument
+from chainrule.runtime._component._failures import call_author
 from chainrule.runtime._component._handlers import Payload, check_fields
 from chainrule.runtime._component._schemas import Context, Schemas, to_plain
 from chainrule.runtime._derivatives._derive import batch_length, batched_product

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, Side
-from chainrule._paths import join_path, path_to_pattern, split_path
+from chainrule._paths import add_segment, join_path, path_to_pattern, split_path
 from chainrule._trees import expand_pattern, get_at_path
 from chainrule.runtime._component._definition import Capability, Cost
 from chainrule.runtime._schema import ArraySpec, Bounds
@@ -308,15 +308,15 @@ def _walk(
         needed = node.get("required", ())
         for name, child in node["properties"].items():
             inner = required and name in needed
-            yield from _walk(child, _join(path, name), inner, schemas, depth + 1)
+            yield from _walk(child, add_segment(path, name), inner, schemas, depth + 1)
     elif "prefixItems" in node:
         for index, child in enumerate(node["prefixItems"]):
-            yield from _walk(child, _join(path, f"[{index}]"), required, schemas, depth + 1)
+            yield from _walk(child, add_segment(path, f"[{index}]"), required, schemas, depth + 1)
     elif isinstance(node.get("items"), Mapping):
-        yield from _walk(node["items"], _join(path, "[]"), required, schemas, depth + 1)
+        yield from _walk(node["items"], add_segment(path, "[]"), required, schemas, depth + 1)
     elif isinstance(node.get("additionalProperties"), Mapping):
         child = node["additionalProperties"]
-        yield from _walk(child, _join(path, "{}"), required, schemas, depth + 1)
+        yield from _walk(child, add_segment(path, "{}"), required, schemas, depth + 1)
     else:
         yield from _walk_union(node, path, required, schemas, depth)
 
@@ -377,10 +377,6 @@ def _array_type(node: Mapping[str, Any]) -> str:
             units=node.get("array_units"),
         )
     )
-
-
-def _join(path: str, segment: str) -> str:
-    return f"{path}.{segment}" if path else segment
 
 
 def _cells(field: Field) -> tuple[str, ...]:

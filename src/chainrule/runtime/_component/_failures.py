@@ -9,7 +9,6 @@ that the peer's clients read. It never contains the data.
 
 from __future__ import annotations
 
-import inspect
 import sys
 import sysconfig
 import traceback
@@ -27,11 +26,11 @@ from chainrule._errors import (
     CapabilityError,
     ChainruleError,
     ComponentError,
-    DefinitionError,
     InputError,
 )
 from chainrule._paths import loc_to_path
 from chainrule.runtime._component._isolation import install_advice, without_package
+from chainrule.runtime._component._models import is_model_class
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -157,52 +156,6 @@ def class_name(cls: type) -> str:
     return without_package(f"{cls.__module__}.{cls.__qualname__}")
 
 
-def check_signature(function: Any, name: str, arguments: tuple[str, ...] | int) -> None:
-    """Refuse a function that cannot be called the way its endpoint is called.
-
-    Args:
-        function: the author's.
-        name: of the endpoint.
-        arguments: names it is called with, or how many positional arguments.
-
-    Raises:
-        DefinitionError: not callable, asynchronous, or with other arguments (`bad_endpoint`).
-    """
-    if not callable(function):
-        raise _bad(name, f"{name} has to be a function; found {type(function).__name__}")
-    if inspect.iscoroutinefunction(function):
-        raise _bad(name, f"{name} is an `async def`; endpoints are plain functions")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return
-    try:
-        if isinstance(arguments, int):
-            signature.bind(*range(arguments))
-        else:
-            signature.bind(**dict.fromkeys(arguments))
-    except TypeError as error:
-        wanted = "one argument" if isinstance(arguments, int) else ", ".join(arguments)
-        raise _bad(name, f"{name}{signature} cannot be called with {wanted}: {error}") from error
-
-
-def takes_argument(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a parameter of this name."""
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
-
-
-def is_jitted(value: Any) -> bool:
-    """Whether a value is a function that `jax.jit` or `equinox.filter_jit` compiled."""
-    return callable(value) and hasattr(value, "lower")
-
-
-def _bad(name: str, message: str) -> DefinitionError:
-    return DefinitionError(f"{message}.", code="bad_endpoint", details={"endpoint": name})
-
-
 _SHOWN = 20
 _NAMED = 8
 
@@ -261,7 +214,7 @@ def _suggest_names(problems: list[dict[str, Any]], model: type[BaseModel]) -> No
 
 def _models_at(annotation: Any, loc: list[str | int]) -> Iterator[type[BaseModel]]:
     """The models that may stand at a place of a model; members of unions, lists and dictionaries count."""
-    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+    if not is_model_class(annotation):
         for part in get_args(annotation):
             yield from _models_at(part, loc)
     elif not loc:

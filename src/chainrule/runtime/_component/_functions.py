@@ -40,16 +40,17 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
 from chainrule._errors import DefinitionError
+from chainrule._sparsity import is_block
 from chainrule.runtime._component._definition import (
     Batching,
     Definition,
     Implementation,
     derived,
     hash_function,
+    is_jitted,
 )
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._devices import Device, Place, find_place, on_device
-from chainrule.runtime._component._failures import is_jitted
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._component._models import is_model_class
 from chainrule.runtime._component._schemas import to_plain
@@ -162,7 +163,7 @@ def component(
 def _sparsity_of_differences(derivatives: Derivatives) -> Mapping[str, Mapping[str, Any]]:
     """The pattern among the options of finite differences, if it names its paths."""
     given = derivatives.get("sparsity") if isinstance(derivatives, Mapping) else None
-    return given if isinstance(given, Mapping) else {}
+    return given if isinstance(given, Mapping) and not is_block(given) else {}
 
 
 _CONFIG = ConfigDict(arbitrary_types_allowed=True)

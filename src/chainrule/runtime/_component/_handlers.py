@@ -1,19 +1,12 @@
 """Handlers: one for each endpoint of a component. A payload in, the author's function, a plain tree out.
 
 Each handler validates once on the way in and once on the way out. Derivatives have a file of their own.
-
-JAX computes in 32 bits unless `jax_enable_x64` is set, and says nothing when it narrows a 64-bit array. So
-the handlers of a component that declares a 64-bit dtype run with x64 enabled, also where the process
-computes in 32 bits: the setting holds for the calling thread and ends with the call. What the component's
-file computes while it is loaded (`W = jnp.array([0.1])`) is computed with x64, too (see `_loading`).
 """
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -22,9 +15,9 @@ from pydantic import BaseModel
 from chainrule._describe import describe_value
 from chainrule._endpoints import to_abstract
 from chainrule._errors import InputError
-from chainrule.runtime._component._failures import call_author, check_signature
+from chainrule.runtime._component._definition import check_signature
+from chainrule.runtime._component._failures import call_author
 from chainrule.runtime._component._schemas import Context, Schemas, to_plain
-from chainrule.runtime._schema import array_leaves
 
 Payload = Mapping[str, Any]
 
@@ -146,41 +139,3 @@ def check_fields(
 
 def _problem(kind: str, loc: list[str], message: str) -> dict[str, Any]:
     return {"type": kind, "loc": loc, "path": ".".join(loc), "msg": message, "ctx": {}}
-
-
-_WIDE = frozenset(("float64", "complex128", "int64", "uint64"))
-
-
-def declares_64_bits(*schemas: type[BaseModel]) -> bool:
-    """Whether an array of some models is declared with 64 bits, or complex with two times 64."""
-    return any(spec.dtype in _WIDE for schema in schemas for spec in array_leaves(schema).values())
-
-
-def is_narrow() -> bool:
-    """Whether JAX is there and computes in 32 bits."""
-    jax = sys.modules.get("jax")
-    return jax is not None and not jax.config.jax_enable_x64
-
-
-def double_precision() -> AbstractContextManager[Any]:
-    """Let JAX compute in 64 bits, in this thread; without JAX there is nothing to do."""
-    if not is_narrow():
-        return nullcontext()
-    # Imported here: most components do without JAX.
-    from chainrule._jaxpr import enable_x64
-
-    return enable_x64(True)
-
-
-class InDoublePrecision(Wrapper):
-    """Enables x64 while the handler runs."""
-
-    def __call__(self, payload: Payload, context: Context) -> Any:
-        """Answer one request."""
-        if "jax" not in sys.modules:
-            result = self.handler(payload, context)
-            if not is_narrow():
-                return result
-            # The author's function has just imported JAX, and what it computed then has 32 bits: once more.
-        with double_precision():
-            return self.handler(payload, context)

@@ -32,7 +32,7 @@ from types import ModuleType
 from typing import Any
 
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS
-from chainrule.runtime._component._failures import is_jitted
+from chainrule.runtime._component._definition import is_jitted
 
 
 def function_behind_apply(module: Any) -> Callable[[Any], Any] | None:

@@ -24,10 +24,13 @@ from chainrule._call_prices import PRICED
 from chainrule._content_store import hash_parts
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, FIRST_ORDER, HVP
 from chainrule._errors import DefinitionError
-from chainrule.runtime._component._definition import Definition, Implementation, hash_files
+from chainrule.runtime._component._definition import (
+    Definition,
+    Implementation,
+    hash_files,
+    is_jitted,
+)
 from chainrule.runtime._component._devices import Place, find_place, on_device
-from chainrule.runtime._component._failures import is_jitted
-from chainrule.runtime._component._handlers import double_precision, is_narrow
 from chainrule.runtime._component._isolation import (
     imports_jax,
     is_peer_redirected,
@@ -36,6 +39,7 @@ from chainrule.runtime._component._isolation import (
     without_package,
 )
 from chainrule.runtime._component._local import LocalComponent
+from chainrule.runtime._component._precision import double_precision, is_narrow
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import Run, activate
 

@@ -29,10 +29,12 @@ from chainrule.runtime._component._definition import (
 from chainrule.runtime._component._document import Document
 from chainrule.runtime._component._handlers import (
     Handler,
-    InDoublePrecision,
     check_fields,
-    declares_64_bits,
     evaluation_handler,
+)
+from chainrule.runtime._component._precision import (
+    InDoublePrecision,
+    declares_64_bits,
     is_narrow,
 )
 from chainrule.runtime._component._schemas import (
@@ -321,16 +323,54 @@ class LocalComponent(EndpointMethods):
         config = self.config
         return {"grants": config.grants, "limits": config.limits, "dims": {}, "own": True}
 
+    # Imports inside: a component without derivatives starts without their code.
+
     def _make_handler(self, name: str) -> Handler:
-        handler = _make_handler(
-            name, self._implementations, self._schemas, self.config, self._output_shapes
+        function, kind, schemas = (
+            self._implementations[name].function,
+            ENDPOINTS[name],
+            self._schemas,
         )
+        handler: Handler
+        if isinstance(kind, DerivativeKind):
+            from chainrule.runtime._component._derivative_handlers import derivative_handler
+
+            assert self._output_shapes is not None
+            handler = derivative_handler(kind, schemas, function, self._output_shapes)
+        elif kind is TAGGED:
+            from chainrule.runtime._component._derivative_handlers import tagged_handler
+
+            handler = tagged_handler(schemas, function)
+        else:
+            shapes = self._output_shapes
+            note = shapes.note if shapes and name == "apply" and shapes.asks_apply else None
+            handler = evaluation_handler(name, schemas, function, note)
+        config = self.config
+        if config.profiling or config.tracing or config.keep_output:
+            from chainrule.runtime._component._observation import observed
+
+            handler = observed(name, handler, config)
         return InDoublePrecision(name, handler) if self.declares_64_bits else handler
 
     @cached_property
     def _output_shapes(self) -> OutputShapes | None:
         """The shapes that derivatives are held to; `None` for a component that has none."""
-        return _make_output_shapes(self._implementations, self._schemas)
+        found = self._implementations
+        derivatives = [found[name] for name in DERIVATIVE_ENDPOINTS if name in found]
+        if not derivatives:
+            return None
+        from chainrule.runtime._component._derivative_handlers import OutputShapes
+
+        # A recipe holds vectors to their shapes by itself; its abstract evaluation is not native. Without a
+        # derivative of the author's all of them are recipes.
+        abstract = found.get("abstract_eval")
+        is_native = abstract is not None and abstract.capability.status == "native"
+        has_own = any(each.capability.status == "native" for each in derivatives)
+        return OutputShapes(
+            self._schemas,
+            abstract.function if abstract and is_native else None,
+            found["apply"].function if has_own else None,
+        )
 
     def _capability(self, name: str, implementation: Implementation | None) -> Capability:
         if implementation is None:
@@ -365,9 +405,6 @@ class LocalComponent(EndpointMethods):
         )
 
 
-# Imports inside functions below: a component without derivatives starts without their code.
-
-
 def _complete(
     given: Mapping[str, Implementation], schemas: Schemas, config: ComponentConfig
 ) -> Mapping[str, Implementation]:
@@ -381,53 +418,3 @@ def _complete(
     )
     completed = with_derivatives(handing_on, schemas, derive_hvp=config.derive_hvp)
     return with_abstract_eval(completed, schemas)
-
-
-def _make_output_shapes(
-    implementations: Mapping[str, Implementation], schemas: Schemas
-) -> OutputShapes | None:
-    derivatives = [
-        implementations[name] for name in DERIVATIVE_ENDPOINTS if name in implementations
-    ]
-    if not derivatives:
-        return None
-    from chainrule.runtime._component._derivative_handlers import OutputShapes
-
-    # A recipe holds vectors to their shapes by itself; its abstract evaluation is not native. Without a
-    # derivative of the author's all of them are recipes.
-    abstract = implementations.get("abstract_eval")
-    is_native = abstract is not None and abstract.capability.status == "native"
-    has_own = any(each.capability.status == "native" for each in derivatives)
-    return OutputShapes(
-        schemas,
-        abstract.function if abstract and is_native else None,
-        implementations["apply"].function if has_own else None,
-    )
-
-
-def _make_handler(
-    name: str,
-    implementations: Mapping[str, Implementation],
-    schemas: Schemas,
-    config: ComponentConfig,
-    shapes: OutputShapes | None,
-) -> Handler:
-    function, kind = implementations[name].function, ENDPOINTS[name]
-    handler: Handler
-    if isinstance(kind, DerivativeKind):
-        from chainrule.runtime._component._derivative_handlers import derivative_handler
-
-        assert shapes is not None
-        handler = derivative_handler(kind, schemas, function, shapes)
-    elif kind is TAGGED:
-        from chainrule.runtime._component._derivative_handlers import tagged_handler
-
-        handler = tagged_handler(schemas, function)
-    else:
-        note = shapes.note if shapes and name == "apply" and shapes.asks_apply else None
-        handler = evaluation_handler(name, schemas, function, note)
-    if config.profiling or config.tracing or config.keep_output:
-        from chainrule.runtime._component._observation import observed
-
-        handler = observed(name, handler, config)
-    return handler

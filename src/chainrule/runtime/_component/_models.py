@@ -22,7 +22,7 @@ from copy import copy
 from datetime import date, time, timedelta
 from functools import lru_cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -44,9 +44,7 @@ from chainrule.runtime._schema import (
     is_array_type,
     with_dimension_check,
 )
-
-if TYPE_CHECKING:
-    pass
+from chainrule.runtime._schema._leaves import spec_of
 
 _WITHOUT_ARRAYS = (
     bool, int, float, complex, str, bytes, NoneType, enum.Enum, pathlib.PurePath, date, time, timedelta,
@@ -56,8 +54,8 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, Union, UnionType, Sequence, Ma
 _EARLY_VALIDATORS = (BeforeValidator, PlainValidator, WrapValidator)
 
 
-def spec_of(annotation: Any) -> ArraySpec | None:
-    """The declaration of an array annotation, or `None` for any other annotation."""
+def array_spec(annotation: Any) -> ArraySpec | None:
+    """The declaration of an `Array[...]`, or `None` for any other annotation."""
     return annotation.spec if is_array_type(annotation) else None
 
 
@@ -121,12 +119,12 @@ class _Rewriter:
         changed = copy(info)
         annotation, changed.metadata = bounded(info.annotation, info.metadata)
         changed.annotation = self.annotation(annotation)
-        if contains(info.annotation, lambda part: spec_of(part) is not None):
+        if contains(info.annotation, lambda part: array_spec(part) is not None):
             changed.validate_default = True
         return changed
 
     def annotation(self, annotation: Any) -> Any:
-        if spec_of(annotation) is not None:
+        if array_spec(annotation) is not None:
             return self._array(annotation)
         if is_model_class(annotation):
             return self.model(annotation)
@@ -141,7 +139,7 @@ class _Rewriter:
             inner, metadata = bounded(given, beside)
             changed = self.annotation(inner)
             # Rules for an array mean nothing for its shape.
-            is_exchanged = changed is not inner and spec_of(inner) is not None
+            is_exchanged = changed is not inner and array_spec(inner) is not None
             return changed if is_exchanged or not metadata else Annotated[(changed, *metadata)]
         rewritten = tuple(self.annotation(argument) for argument in arguments)
         if all(new is old for new, old in zip(rewritten, arguments, strict=True)):
@@ -207,16 +205,12 @@ _KEPT = (
 
 def _without_array_rules(info: FieldInfo) -> FieldInfo:
     """A field without bounds such as `gt`, if its values are shapes."""
-    if not contains(info.annotation, _is_shape):
+    if not contains(info.annotation, lambda part: spec_of(part) is not None):
         return info
     kept = {name: getattr(info, name) for name in _KEPT if getattr(info, name) is not None}
     return FieldInfo(
         annotation=info.annotation, default=info.default, validate_default=True, **kept
     )
-
-
-def _is_shape(annotation: Any) -> bool:
-    return isinstance(getattr(annotation, "spec", None), ArraySpec)
 
 
 def _root_model(annotation: Any) -> type[BaseModel]:
@@ -251,7 +245,7 @@ def shows_caller(model: type[BaseModel]) -> bool:
 
 def _hides_arrays(annotation: Any) -> bool:
     """The same for the values of one annotation."""
-    if spec_of(annotation) is not None or annotation is None:
+    if array_spec(annotation) is not None or annotation is None:
         return False
     if is_model_class(annotation):
         return shows_caller(annotation)

@@ -25,13 +25,12 @@ from chainrule._endpoints import (
     Side,
 )
 from chainrule._errors import DefinitionError
-from chainrule._paths import pattern_to_regex
+from chainrule._paths import add_segment, pattern_to_regex
 from chainrule.runtime._component._models import is_model_class
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._schema import Array, ArraySpec
 from chainrule.runtime._schema._json_schema import ArrayJsonSchema
-from chainrule.runtime._schema._leaves import _parts as parts_of
-from chainrule.runtime._schema._leaves import unwrap
+from chainrule.runtime._schema._leaves import parts_of, unwrap
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._local import LocalComponent
@@ -250,23 +249,20 @@ def _field_order(annotation: Any, prefix: str) -> Json:
     annotation = unwrap(annotation)
     if not is_model_class(annotation):
         return _merged(
-            _field_order(child, _join(prefix, segment)) for segment, child in parts_of(annotation)
+            _field_order(child, add_segment(prefix, segment))
+            for segment, child in parts_of(annotation)
         )
     fields = annotation.model_fields
     if issubclass(annotation, RootModel):
         return _field_order(fields["root"].annotation, prefix)
     below = _merged(
-        _field_order(field.annotation, _join(prefix, name)) for name, field in fields.items()
+        _field_order(field.annotation, add_segment(prefix, name)) for name, field in fields.items()
     )
     return {prefix: list(fields), **below}
 
 
 def _merged(mappings: Iterable[Json]) -> Json:
     return {key: value for mapping in mappings for key, value in mapping.items()}
-
-
-def _join(prefix: str, segment: str) -> str:
-    return f"{prefix}.{segment}" if prefix and segment else prefix or segment
 
 
 def _path(endpoint: str) -> Json:

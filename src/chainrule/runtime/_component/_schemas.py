@@ -18,10 +18,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    ValidationError,
-)
+from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from chainrule._codec import dtype_generality
@@ -30,6 +27,14 @@ from chainrule._own_arrays import own_copy
 from chainrule._trees import is_arraylike
 from chainrule.runtime._component._definition import Implementation, derived
 from chainrule.runtime._component._failures import bad_input, bad_output
+from chainrule.runtime._component._models import (
+    abstract_model,
+    apply_model,
+    array_spec,
+    is_model,
+    is_model_class,
+    shows_caller,
+)
 from chainrule.runtime._schema import (
     ArraySpec,
     ShapeDType,
@@ -43,14 +48,6 @@ from chainrule.runtime._schema._validation import check_shape
 
 if TYPE_CHECKING:
     from chainrule._endpoints import Side
-from chainrule.runtime._component._models import (
-    abstract_model,
-    apply_model,
-    is_model,
-    is_model_class,
-    shows_caller,
-    spec_of,
-)
 
 Context = dict[str, Any]
 
@@ -209,7 +206,7 @@ def _is_direct(model: type[BaseModel]) -> bool:
 
 
 def _is_direct_annotation(annotation: Any) -> bool:
-    if annotation in (*_ATOMS, None, Any) or spec_of(annotation) is not None:
+    if annotation in (*_ATOMS, None, Any) or array_spec(annotation) is not None:
         return True
     if is_model_class(annotation):
         return _is_direct(annotation)
@@ -259,7 +256,7 @@ def _determined_specs(model: type[BaseModel], known: set[str]) -> dict[str, Any]
     """The declarations of a model's arrays, nested as its fields; `None` if it leaves something open."""
     found: dict[str, Any] = {}
     for name, field in model.model_fields.items():
-        kind, spec = field.annotation, spec_of(field.annotation)
+        kind, spec = field.annotation, array_spec(field.annotation)
         if spec is not None and _is_determined(spec, known):
             found[name] = spec
         elif is_model_class(kind) and (nested := _determined_specs(kind, known)) is not None:  # type: ignore[arg-type]

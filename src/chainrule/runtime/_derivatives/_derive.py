@@ -162,8 +162,10 @@ def jacobian_from_jvp(
     """
     arrays = read_arrays(inputs, canonical(jac_inputs))
     columns, outputs = Layout.of(arrays), canonical(jac_outputs)
-    pattern = None if sparsity is None else read_pattern(sparsity, columns, outputs)
     ask = UnitVectors(jvp_fn, inputs, columns.paths, outputs, arrays, outputs, batched=batched)
+    pattern = None
+    if sparsity is not None:
+        pattern = read_pattern(sparsity, columns, outputs, lambda: ask.answers)
     entries = ask.entries(pattern, transposed=False, show_progress=show_progress)
     collect = dense_blocks if pattern is None else sparse_blocks
     return collect(entries, lambda: ask.answers, columns)
@@ -192,7 +194,9 @@ def jacobian_from_vjp(
     columns = Layout.of(read_arrays(inputs, canonical(jac_inputs)))
     shapes = _read_shapes(eval_fn(own_copy(inputs)), canonical(jac_outputs))
     rows = Layout.of(shapes)
-    pattern = None if sparsity is None else read_pattern(sparsity, columns, rows.paths)
+    pattern = (
+        None if sparsity is None else read_pattern(sparsity, columns, rows.paths, lambda: rows)
+    )
     ask = UnitVectors(
         vjp_fn, inputs, columns.paths, rows.paths, shapes, columns.paths, batched=batched
     )

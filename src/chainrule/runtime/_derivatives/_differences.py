@@ -27,7 +27,7 @@ from chainrule.runtime._derivatives._layout import (
     dense_blocks,
     sparse_blocks,
 )
-from chainrule.runtime._derivatives._sampler import Program, Sampler, find_room
+from chainrule.runtime._derivatives._sampler import Narrowed, Sampler, find_room
 from chainrule.runtime._derivatives._sparsity import detect_pattern, read_pattern
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps, find_stencil
 
@@ -78,7 +78,8 @@ def finite_difference_jacobian(
             differences are used when that is no fewer than n, and when the sparsity is known.
         seed: of the random directions.
         sparsity: where the Jacobian may be non-zero, as `{output: {input: block}}` or one block for one
-            pair of paths; a block is a boolean array, a SciPy sparse matrix, or `None` for "anywhere".
+            pair of paths; a block is `"diagonal"`, a band such as `{"lower": 1, "upper": 1}`, a boolean
+            array, a SciPy sparse matrix, or `None` for "anywhere".
             `"detect"` finds it at these inputs, from a few evaluations per halving of the inputs.
         executor: runs evaluations in parallel; anything with `submit(function, *arguments)`, such as
             a thread pool, a process pool, or a pool of components.
@@ -225,7 +226,7 @@ def _sampler(
     show_progress: bool,
 ) -> Sampler:
     stencil = find_stencil(algorithm)
-    program = Program(apply_fn, inputs, canonical(input_paths), canonical(output_paths))
+    program = Narrowed(apply_fn, inputs, canonical(input_paths), canonical(output_paths))
     return Sampler(program, stencil, eps, executor=executor, show_progress=show_progress)
 
 
@@ -244,13 +245,10 @@ def _sample_count(algorithm: Algorithm, num_samples: int | None, size: int) -> i
 def _read(sparsity: Sparsity | None, sampler: Sampler) -> Pattern | None:
     if sparsity is None:
         return None
-    if isinstance(sparsity, str):
-        if sparsity != "detect":
-            raise InputError(
-                f'sparsity is a pattern or "detect", not {sparsity!r}.', code="bad_sparsity"
-            )
+    if isinstance(sparsity, str) and sparsity == "detect":
         return detect_pattern(sampler)
-    return read_pattern(sparsity, sampler.program.layout, sampler.program.output_paths)
+    program = sampler.program
+    return read_pattern(sparsity, program.layout, program.output_paths, lambda: sampler.outputs)
 
 
 def _distance(moved: np.ndarray, direction: np.ndarray) -> float:

@@ -1,6 +1,6 @@
 """Evaluating a program around a point and taking differences: the numerical core of finite differences.
 
-Program    a component's `apply` as a function of a few leaves, with the input schema in front of it
+Narrowed   a component's `apply` as a function of a few leaves, with the input schema in front of it
 Room       steps that stay inside the bounds of the input schema
 Sampler    differences of the outputs along directions, with steps that are checked against the outputs
 """
@@ -37,7 +37,7 @@ IN_FLIGHT = 64
 """Points handed to an executor and not yet answered; each holds a copy of the perturbed leaves."""
 
 
-class Program:
+class Narrowed:
     """`apply_fn` narrowed to some input and output paths.
 
     Values go through the input schema again at every point, so that an author's validators (and the fields
@@ -167,7 +167,7 @@ def _evaluate(
 
 
 def evaluate_all(
-    program: Program, points: Iterable[np.ndarray], executor: Executor | None = None
+    program: Narrowed, points: Iterable[np.ndarray], executor: Executor | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
     """The selected outputs at every point, in order.
 
@@ -208,7 +208,7 @@ class Room:
     one_sided: np.ndarray
 
 
-def find_room(program: Program, stencil: Stencil, steps: np.ndarray) -> Room:
+def find_room(program: Narrowed, stencil: Stencil, steps: np.ndarray) -> Room:
     """Fit steps to the bounds of the inputs.
 
     A bound (`Field(ge=0, le=1)`, or a validator of the author's) is found by asking: the schema validates
@@ -247,7 +247,7 @@ def find_room(program: Program, stencil: Stencil, steps: np.ndarray) -> Room:
         _require_room(program, steps, stuck)
 
 
-def _may_move(program: Program, stencil: Stencil, moves: np.ndarray) -> np.ndarray:
+def _may_move(program: Narrowed, stencil: Stencil, moves: np.ndarray) -> np.ndarray:
     """Which elements may be at all nodes of a stencil, one element at a time."""
     allowed = np.ones(moves.shape, bool)
     for extreme in {min(0, *stencil.nodes), max(0, *stencil.nodes)} - {0}:
@@ -256,7 +256,7 @@ def _may_move(program: Program, stencil: Stencil, moves: np.ndarray) -> np.ndarr
 
 
 def _mark_refused(
-    program: Program, moves: np.ndarray, elements: np.ndarray, allowed: np.ndarray
+    program: Narrowed, moves: np.ndarray, elements: np.ndarray, allowed: np.ndarray
 ) -> None:
     point = program.origin.copy()
     point[elements] += moves[elements]
@@ -274,7 +274,7 @@ def _mark_refused(
         _mark_refused(program, moves, half, allowed)
 
 
-def _require_room(program: Program, steps: np.ndarray, stuck: np.ndarray) -> None:
+def _require_room(program: Narrowed, steps: np.ndarray, stuck: np.ndarray) -> None:
     lost = stuck & (program.round(program.origin + steps) == program.round(program.origin))
     if lost.any():
         path, index = program.layout.locate(int(np.flatnonzero(lost)[0]))
@@ -360,7 +360,7 @@ class Sampler:
 
     def __init__(
         self,
-        program: Program,
+        program: Narrowed,
         stencil: Stencil,
         eps: Eps,
         *,

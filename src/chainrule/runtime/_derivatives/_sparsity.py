@@ -2,69 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from chainrule._codec import SparseArray
 from chainrule._errors import InputError
 from chainrule._patterns import Pattern, color_groups
+from chainrule._sparsity import DIAGONAL, is_block, pattern_of, read_blocks
 from chainrule.runtime._derivatives._layout import Layout
 from chainrule.runtime._derivatives._sampler import Sampler, find_room
 from chainrule.runtime._derivatives._stencils import STENCILS
 
 
-def read_pattern(sparsity: Any, inputs: Layout, output_paths: tuple[str, ...]) -> Pattern:
+def read_pattern(
+    sparsity: Any, inputs: Layout, output_paths: tuple[str, ...], outputs: Callable[[], Layout]
+) -> Pattern:
     """The pattern that a user described.
 
     Args:
         sparsity: `{output path: {input path: block}}`, or just the block where there is one pair of
-            paths. A block is a boolean array of shape output shape + input shape (or flattened to a
-            matrix), a `SparseArray`, a SciPy sparse matrix of flat positions, or `None` for "anywhere"
-            where another block of the same output says how many elements that output has.
+            paths; blocks as in `chainrule._sparsity`.
         inputs: the layout of the columns.
         output_paths: the row paths, in order.
+        outputs: the layout of the rows; asked for where no block says how many an output has.
 
     Raises:
-        InputError: a block is missing or its shape does not fit.
+        InputError: an output without a block, or a block that cannot be read or does not fit.
     """
-    if not isinstance(sparsity, Mapping):
+    if is_block(sparsity):
         sparsity = {output_paths[0]: {inputs.paths[0]: sparsity}}
+    try:
+        blocks = read_blocks(sparsity)
+    except ValueError as problem:
+        raise InputError(f"sparsity: {problem}.", code="bad_sparsity") from None
     rows, columns, start = [np.zeros(0, int)], [np.zeros(0, int)], 0
     for out_path in output_paths:
-        blocks = {in_path: _block(sparsity, out_path, in_path) for in_path in inputs.paths}
-        height = _height(blocks, inputs, out_path)
+        row = {path: blocks.get(out_path, {}).get(path) for path in inputs.paths}
+        height = _height(row, inputs, out_path, outputs)
         for in_path, part in inputs.slices().items():
-            r, c = _places(blocks[in_path], (height, part.stop - part.start), out_path, in_path)
+            shape = (height, part.stop - part.start)
+            r, c = _places(row[in_path], shape, out_path, in_path)
             rows.append(r + start)
             columns.append(c + part.start)
         start += height
     return Pattern.at(np.concatenate(rows), np.concatenate(columns), (start, inputs.size))
 
 
-def _block(sparsity: Any, out_path: str, in_path: str) -> Any:
-    try:
-        return sparsity[out_path][in_path]
-    except (LookupError, TypeError):
+def _height(
+    row: Mapping[str, Any], inputs: Layout, out_path: str, outputs: Callable[[], Layout]
+) -> int:
+    """How many elements an output has, by its blocks if they say it: a band can be part of any matrix."""
+    if all(block is None for block in row.values()):
         raise InputError(
-            f"sparsity has no block for output {out_path!r} and input {in_path!r}. Give every pair; "
-            "None stands for a block without structure.",
+            f"sparsity says nothing about output {out_path!r}: at least one of its blocks must not be None.",
             code="bad_sparsity",
-            path=in_path,
-        ) from None
-
-
-def _height(blocks: Mapping[str, Any], inputs: Layout, out_path: str) -> int:
+            path=out_path,
+        )
     for in_path, part in inputs.slices().items():
-        if blocks[in_path] is not None:
-            width = max(part.stop - part.start, 1)
-            return int(np.prod(blocks[in_path].shape, dtype=np.int64)) // width
-    raise InputError(
-        f"sparsity says nothing about output {out_path!r}: at least one of its blocks must not be None.",
-        code="bad_sparsity",
-        path=out_path,
-    )
+        block, width = row[in_path], part.stop - part.start
+        if block == DIAGONAL:
+            return width
+        if block is not None and "places" in block:
+            return int(block["of"] // max(width, 1))
+    part = outputs().slices()[out_path]
+    return part.stop - part.start
 
 
 def _places(
@@ -72,22 +74,15 @@ def _places(
 ) -> tuple[np.ndarray, np.ndarray]:
     if block is None:
         return np.divmod(np.arange(shape[0] * shape[1]), max(shape[1], 1))
-    if np.prod(block.shape, dtype=np.int64) != shape[0] * shape[1]:
+    try:
+        pattern = pattern_of(block, *shape)
+    except ValueError as problem:
         raise InputError(
-            f"The sparsity block of output {out_path!r} and input {in_path!r} has shape "
-            f"{tuple(block.shape)}; expected one row per element of the output and one column per element "
-            f"of the input, which has {shape[1]}.",
+            f"The sparsity block of output {out_path!r} and input {in_path!r} does not fit: {problem}.",
             code="bad_sparsity",
             path=in_path,
-        )
-    if isinstance(block, SparseArray):
-        flat = np.ravel_multi_index(tuple(block.indices.T), block.shape)
-        return np.divmod(flat, max(shape[1], 1))
-    if hasattr(block, "tocoo"):
-        coo = block.tocoo()
-        return np.asarray(coo.row), np.asarray(coo.col)
-    rows, columns = np.nonzero(np.asarray(block).reshape(shape))
-    return rows, columns
+        ) from None
+    return pattern.rows, pattern.columns
 
 
 HOPELESS = 16

@@ -2,7 +2,6 @@
 
 In reading order:
 
-    _open           `from_onnx`: schemas from the graph, and which derivatives it has
-    _evaluate       a graph as a function in JAX, node by node
-    _operators      the operators, one entry each
+    _open     `from_onnx`: schemas from the graph, and which derivatives it has
+    _graph    a graph as a function in JAX, node by node, and the operators, one entry each
 """

@@ -155,7 +155,7 @@ def _in_jax(path: Path, session: Any, inputs: _Side, outputs: _Side) -> Any:
     """The model as a function of a tree in JAX; `None` if there is none that agrees with onnxruntime."""
     import onnx
 
-    from chainrule.runtime._onnx._evaluate import Graph
+    from chainrule.runtime._onnx._graph import Graph
 
     graph = Graph(onnx.load(str(path)))
     if graph.unknown:

@@ -27,7 +27,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
 from chainrule._errors import DefinitionError
-from chainrule._paths import Key, join_path
+from chainrule._paths import Key, add_segment, join_path
 from chainrule._trees import dtype_name
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._array import array_type, is_array_type
@@ -70,8 +70,8 @@ def _walk(annotation: Any, prefix: str, parents: tuple[type, ...]) -> Iterator[L
     elif _is_record(annotation):
         _refuse_hidden_arrays(annotation, prefix, parents)
     else:
-        for segment, child in _parts(annotation):
-            yield from _walk(child, join(prefix, segment), parents)
+        for segment, child in parts_of(annotation):
+            yield from _walk(child, add_segment(prefix, segment), parents)
 
 
 def _walk_model(model: type[BaseModel], prefix: str, parents: tuple[type, ...]) -> Iterator[Leaf]:
@@ -88,7 +88,7 @@ def _walk_model(model: type[BaseModel], prefix: str, parents: tuple[type, ...]) 
     for name, field in model.model_fields.items():
         segment = "" if is_root else name
         annotation, _ = bounded(field.annotation, field.metadata)
-        yield from _walk(annotation, join(prefix, segment), (*parents, model))
+        yield from _walk(annotation, add_segment(prefix, segment), (*parents, model))
 
 
 def _is_record(annotation: Any) -> bool:
@@ -103,7 +103,7 @@ def _refuse_hidden_arrays(record: type, prefix: str, parents: tuple[type, ...]) 
     if record in parents:
         return
     for name, annotation in get_type_hints(record, include_extras=True).items():
-        for pattern, spec in _walk(annotation, join(prefix, name), (*parents, record)):
+        for pattern, spec in _walk(annotation, add_segment(prefix, name), (*parents, record)):
             if spec.differentiable:
                 raise DefinitionError(
                     f"The array at {pattern!r} cannot be differentiable inside {record.__name__}, "
@@ -119,13 +119,13 @@ def _has_arrays(model: type[BaseModel], seen: frozenset[type] = frozenset()) -> 
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             return annotation not in seen and _has_arrays(annotation, seen | {model})
         return spec_of(annotation) is not None or any(
-            found(child) for _, child in _parts(annotation)
+            found(child) for _, child in parts_of(annotation)
         )
 
     return any(found(field.annotation) for field in model.model_fields.values())
 
 
-def _parts(annotation: Any) -> list[tuple[str, Any]]:
+def parts_of(annotation: Any) -> list[tuple[str, Any]]:
     """The segment and annotation of everything directly inside a container or union."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if is_union(annotation):
@@ -232,11 +232,6 @@ def spec_of(annotation: Any) -> ArraySpec | None:
     return spec if isinstance(spec, ArraySpec) else None
 
 
-def join(prefix: str, segment: str) -> str:
-    """A path or pattern with one more segment; an empty segment adds nothing."""
-    return f"{prefix}.{segment}" if prefix and segment else prefix or segment
-
-
 DimensionTable = dict[str, tuple[int, str]]
 Found = tuple[str, Any, ArraySpec]
 
@@ -308,7 +303,7 @@ def _named_arrays(value: Any, annotation: Any, path: str) -> Iterator[Found]:
     if isinstance(value, BaseModel) and spec_of(annotation) is None:
         is_root = type(value).__pydantic_root_model__
         for name, field in type(value).model_fields.items():
-            child_path = path if is_root else join(path, name)
+            child_path = path if is_root else add_segment(path, name)
             yield from _named_arrays(getattr(value, name), field.annotation, child_path)
         return
     annotation = _member_for(value, unwrap(annotation))
@@ -319,7 +314,7 @@ def _named_arrays(value: Any, annotation: Any, path: str) -> Iterator[Found]:
             yield path, value, spec
         return
     for segment, child, child_annotation in _parts_of_value(value, annotation):
-        yield from _named_arrays(child, child_annotation, join(path, segment))
+        yield from _named_arrays(child, child_annotation, add_segment(path, segment))
 
 
 def _parts_of_value(value: Any, annotation: Any) -> Iterator[tuple[str, Any, Any]]:

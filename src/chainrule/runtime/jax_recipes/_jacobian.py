@@ -194,24 +194,24 @@ def jax_sparse_jacobian(
     """
     forward, arrays = prepare(_compressed, apply_jit, inputs, jac_inputs, jac_outputs, False)
     selection = forward.selection
-    if isinstance(sparsity, str):
+    if isinstance(sparsity, str) and sparsity == "detect":
         shapes = tuple((np.shape(a), np.dtype(a.dtype).name) for a in arrays)
-        plan = _detected_plan(selection, shapes)
+        products = _detected_products(selection, shapes)
     else:
         rows, columns = _sides(selection, arrays)
-        pattern = read_pattern(sparsity, columns.varying, rows.varying.paths)
-        plan = _Plan.of(pattern, rows, columns)
+        pattern = read_pattern(sparsity, columns.varying, rows.varying.paths, lambda: rows.varying)
+        products = _Products.of(pattern, rows, columns)
     call = (apply_jit, inputs, jac_inputs, jac_outputs)
-    program, _ = prepare(_compressed, *call, True) if plan.reverse else (forward, arrays)
-    values = np.asarray(program.run(arrays, plan.seeds))
+    program, _ = prepare(_compressed, *call, True) if products.reverse else (forward, arrays)
+    values = np.asarray(program.run(arrays, products.seeds))
     entries = [
-        Entries(*plan.ordered(places, seeds), values[index][places])
-        for index, (places, seeds) in enumerate(plan.places)
+        Entries(*products.ordered(places, seeds), values[index][places])
+        for index, (places, seeds) in enumerate(products.places)
     ]
-    blocks = sparse_blocks(entries, lambda: plan.rows, plan.columns)
+    blocks = sparse_blocks(entries, lambda: products.rows, products.columns)
     return {
         out: {
-            path: blocks.get(out, {}).get(path) or plan.empty(out, path)
+            path: blocks.get(out, {}).get(path) or products.empty(out, path)
             for path in selection.inputs
         }
         for out in selection.outputs
@@ -232,7 +232,7 @@ class _Side:
 
 
 @dataclass(frozen=True, eq=False)
-class _Plan:
+class _Products:
     """Which products to take, and where their entries belong.
 
     Attributes:
@@ -250,7 +250,7 @@ class _Plan:
     places: tuple[tuple[np.ndarray, np.ndarray], ...]
 
     @classmethod
-    def of(cls, pattern: Pattern, rows: _Side, columns: _Side) -> _Plan:
+    def of(cls, pattern: Pattern, rows: _Side, columns: _Side) -> _Products:
         reverse = len(pattern.transpose.column_groups) < len(pattern.column_groups)
         chosen = pattern.transpose if reverse else pattern
         seeds = np.zeros((len(chosen.column_groups), chosen.shape[1]))
@@ -280,7 +280,9 @@ class _Plan:
 
 
 @lru_cache(maxsize=64)
-def _detected_plan(selection: Selection, shapes: tuple[tuple[tuple[int, ...], str], ...]) -> _Plan:
+def _detected_products(
+    selection: Selection, shapes: tuple[tuple[tuple[int, ...], str], ...]
+) -> _Products:
     arrays = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
     rows, columns = _sides(selection, arrays)
     vector = jax.ShapeDtypeStruct((columns.varying.size,), jnp.result_type(float))
@@ -290,7 +292,7 @@ def _detected_plan(selection: Selection, shapes: tuple[tuple[tuple[int, ...], st
         return [_flat_function(narrow(selection, arrays), columns.varying)(vector)]
 
     pattern = derivative_pattern(function, [vector], arrays)
-    return _Plan.of(pattern, rows, columns)
+    return _Products.of(pattern, rows, columns)
 
 
 def _sides(selection: Selection, arrays: tuple[Any, ...]) -> tuple[_Side, _Side]:

@@ -2,11 +2,11 @@
 
 In reading order:
 
-    _gradients      check_gradients: the tests, and how evaluations are shared among them
-    _references     what derivatives are compared with
-    _subject        the component under test: which arrays, which paths
-    _report         what a gradient check found
-    _regression     test files: run, record, compare
+    _gradients     check_gradients: the tests, and how evaluations are shared among them
+    _samples       what derivatives are compared with: differences of `apply`
+    _subject       the component under test: which arrays, which paths
+    _report        what a gradient check found
+    _regression    test files: run, record, compare
 """
 
 from chainrule.runtime.testing._gradients import check_gradients

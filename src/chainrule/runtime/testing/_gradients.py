@@ -44,14 +44,14 @@ from chainrule._trees import (
 from chainrule.runtime._component._definition import NATIVE, Capability
 from chainrule.runtime._derivatives._layout import Layout, contract
 from chainrule.runtime._derivatives._stencils import Eps
-from chainrule.runtime.testing._references import (
+from chainrule.runtime.testing._report import Check, GradientReport, LeftOut, Mismatch
+from chainrule.runtime.testing._samples import (
     STEPS,
     Direction,
     Samples,
     check_taylor,
     make_samples,
 )
-from chainrule.runtime.testing._report import Check, GradientReport, LeftOut, Mismatch
 from chainrule.runtime.testing._subject import Differentiable, Subject
 
 # For derivatives that are zero, where a relative tolerance allows nothing.

@@ -16,7 +16,7 @@ from chainrule._endpoints import Side
 from chainrule._errors import InputError
 from chainrule._trees import expand_pattern, get_at_path, map_leaves, set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
-from chainrule.runtime._derivatives._sampler import Program
+from chainrule.runtime._derivatives._sampler import Narrowed
 
 
 class Differentiable(Protocol):
@@ -96,9 +96,9 @@ class Subject:
         self.evaluations += 1
         return outputs
 
-    def program(self) -> Program:
+    def program(self) -> Narrowed:
         """The component as a function of the arrays looked at."""
-        return Program(
+        return Narrowed(
             self.apply,
             self.inputs,
             self.input_paths,

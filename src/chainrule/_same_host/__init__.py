@@ -38,7 +38,7 @@ Nothing here imports a web framework. In reading order:
     _segments   shared memory: its rules, the caller's pool, the worker's maps, the worker's own memory
 """
 
-from chainrule._samehost._messages import (
+from chainrule._same_host._messages import (
     CANCEL,
     INLINE_BYTES,
     Message,
@@ -52,7 +52,7 @@ from chainrule._samehost._messages import (
     send_message,
     socket_pair,
 )
-from chainrule._samehost._segments import (
+from chainrule._same_host._segments import (
     CallMemory,
     MappedSegments,
     Segment,

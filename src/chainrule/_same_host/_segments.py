@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import DecodeError
-from chainrule._samehost._messages import INLINE_BYTES
+from chainrule._same_host._messages import INLINE_BYTES
 
 _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 _MIN_BYTES = 1 << 16
