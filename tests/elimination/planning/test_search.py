@@ -9,7 +9,6 @@ import pytest
 
 from chainrule._errors import CapabilityError
 from chainrule.elimination._planning._chain import plan_chain
-from chainrule.elimination._planning._memory import find_steps_within
 from chainrule.elimination._planning._network import (
     Network,
     SiteNodes,
@@ -25,6 +24,7 @@ from chainrule.elimination._planning._search import (
     _bound,
     alternatives,
     find_steps,
+    find_steps_within,
     sweeps,
 )
 

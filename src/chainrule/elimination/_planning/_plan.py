@@ -28,10 +28,15 @@ from chainrule.elimination._linearize import (
 from chainrule.elimination._orders import fingerprint
 from chainrule.elimination._planning._execute import execute
 from chainrule.elimination._planning._html import plan_html
-from chainrule.elimination._planning._memory import find_steps_within
 from chainrule.elimination._planning._prices import GivenPrices, Way, is_backwards
 from chainrule.elimination._planning._schedule import find_shortest, makespan
-from chainrule.elimination._planning._search import Step, alternatives, find_steps, sweeps
+from chainrule.elimination._planning._search import (
+    Step,
+    alternatives,
+    find_steps,
+    find_steps_within,
+    sweeps,
+)
 from chainrule.elimination._planning._sites import (
     Pipeline,
     find_pipeline,
