@@ -79,6 +79,7 @@ _register(
     component="chainrule.client:Component",
     cluster_transport="chainrule.deploy.ray:attach",
     image_transport="chainrule.deploy.images:open_image",
+    plan_picture="chainrule.view:plan",
     worker="chainrule.serve._worker",
 )
 

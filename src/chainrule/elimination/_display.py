@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -54,42 +55,44 @@ def jacobian_html(jacobian: StructuredJacobian) -> str:
     return f"<strong>StructuredJacobian</strong>{_table(facts)}{_pattern(jacobian)}"
 
 
-def explanation_html(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], left_out: Mapping[str, str]
-) -> str:
-    """The ways of computing a Jacobian, and those that are left out."""
-    missing = "".join(
-        f"<li>{escape(method)} is left out: {escape(reason)}</li>"
-        for method, reason in left_out.items()
-    )
-    return f"{table_html(columns, rows)}{f'<ul>{missing}</ul>' if missing else ''}"
+@dataclass(frozen=True)
+class NotedTable:
+    """A table with sentences below it, as text and for a notebook.
 
+    Attributes:
+        columns: their names.
+        rows: the cells.
+        notes: the sentences.
+        width: of the text, in characters.
+    """
 
-def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table with a head."""
-    head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in columns)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+    width: int
 
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
 
-def table_text(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str], *, width: int
-) -> str:
-    """A table as text, and what is to say below it."""
-    from rich.console import Console
-    from rich.table import Table
+        table = Table(*self.columns)
+        for row in self.rows:
+            table.add_row(*row)
+        text = io.StringIO()
+        console = Console(file=text, width=self.width)
+        console.print(table)
+        for note in self.notes:
+            console.print(note, markup=False, highlight=False)
+        return text.getvalue()
 
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*row)
-    text = io.StringIO()
-    console = Console(file=text, width=width)
-    console.print(table)
-    for note in notes:
-        console.print(note, markup=False, highlight=False)
-    return text.getvalue()
+    def html(self) -> str:
+        """The same for a notebook."""
+        head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows
+        )
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return f"<table><tr>{head}</tr>{body}</table>{notes}"
 
 
 def _table(facts: Mapping[str, str]) -> str:

@@ -14,7 +14,6 @@ fewest and cheapest products is made first, from shapes alone, and then executed
     _schedule   which steps wait for which, and the time that several workers take
     _execute    carrying out steps on values: asking sites for products
     _plan       `Plan`, `plan_jacobian`
-    _html       a plan in a notebook
 """
 
 from chainrule.elimination._planning._plan import (

@@ -15,7 +15,8 @@ import jax
 
 from chainrule._errors import CapabilityError, InputError
 from chainrule._jaxpr import locate
-from chainrule.elimination._display import table_text
+from chainrule._registry import provided
+from chainrule.elimination._display import NotedTable
 from chainrule.elimination._graph import Graph, holder_of_a_callback
 from chainrule.elimination._linearize import (
     Traced,
@@ -27,7 +28,6 @@ from chainrule.elimination._linearize import (
 )
 from chainrule.elimination._orders import fingerprint
 from chainrule.elimination._planning._execute import execute
-from chainrule.elimination._planning._html import plan_html
 from chainrule.elimination._planning._prices import GivenPrices, Way, is_backwards
 from chainrule.elimination._planning._schedule import find_shortest, makespan
 from chainrule.elimination._planning._search import (
@@ -101,7 +101,8 @@ class PlannedRequest:
 class Plan:
     """The cheapest Jacobian of a pipeline, as far as products of its components are concerned.
 
-    It prints as a table, also in a notebook; `save` and `load` keep it as JSON; `execute` carries it out.
+    It prints as a table; a notebook shows the picture of `view.plan` above it. `save` and `load` keep it as
+    JSON; `execute` carries it out.
 
     Attributes:
         requests: one per site, in the order in which they are made. Every site is applied once before.
@@ -263,13 +264,17 @@ class Plan:
         return lines
 
     def __str__(self) -> str:
-        return table_text(COLUMNS, self.rows, self.summary, width=110)
+        return str(self._table)
 
     def _repr_html_(self) -> str:
-        return plan_html(self)
+        return f"<div>{provided('plan_picture')(self).html()}{self._table.html()}</div>"
+
+    @property
+    def _table(self) -> NotedTable:
+        return NotedTable(_COLUMNS, self.rows, self.summary, 110)
 
 
-COLUMNS = ("", "component", "is asked for", "vectors", "messages", "price", "prices by")
+_COLUMNS = ("", "component", "is asked for", "vectors", "messages", "price", "prices by")
 
 
 def _count(number: int, noun: str) -> str:
