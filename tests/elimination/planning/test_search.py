@@ -8,15 +8,9 @@ from dataclasses import replace
 import pytest
 
 from chainrule._errors import CapabilityError
+from chainrule.elimination._cuts import as_set, members, minimal_cut, reached
 from chainrule.elimination._planning._chain import plan_chain
-from chainrule.elimination._planning._network import (
-    Network,
-    SiteNodes,
-    as_set,
-    members,
-    minimal_cut,
-    reached,
-)
+from chainrule.elimination._planning._network import Network, SiteNodes
 from chainrule.elimination._planning._prices import SitePrices
 from chainrule.elimination._planning._search import (
     _beam_search,

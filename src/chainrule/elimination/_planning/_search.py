@@ -33,17 +33,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from chainrule._errors import CapabilityError
+from chainrule.elimination._cuts import Cut, as_set, members, minimal_cut, reached, reversed_edges
 from chainrule.elimination._planning._chain import plan_chain
-from chainrule.elimination._planning._network import (
-    Cut,
-    Network,
-    SiteNodes,
-    as_set,
-    members,
-    minimal_cut,
-    reached,
-    reversed_edges,
-)
+from chainrule.elimination._planning._network import Network, SiteNodes
 from chainrule.elimination._planning._prices import Way
 
 _MOST_STATES = 400
