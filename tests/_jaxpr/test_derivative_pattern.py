@@ -9,7 +9,7 @@ from jax import lax
 
 from _jaxpr.random_moves import points, programs
 from chainrule import ChainruleError
-from chainrule._jaxpr import _dependence, derivative_pattern
+from chainrule._jaxpr import _derivative_pattern, derivative_pattern
 
 X = np.linspace(0.1, 0.9, 12)
 SHAPE = jax.ShapeDtypeStruct(X.shape, X.dtype)
@@ -182,7 +182,7 @@ def test_work_is_bounded_by_count():
 
 
 def test_long_programs_are_refused(monkeypatch):
-    monkeypatch.setattr(_dependence, "_MOST_EQUATIONS", 3)
+    monkeypatch.setattr(_derivative_pattern, "_MOST_EQUATIONS", 3)
     assert "equations" in refused(lambda x: jnp.sin(jnp.cos(jnp.exp(x))), 3)
 
 
