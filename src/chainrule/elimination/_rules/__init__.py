@@ -25,6 +25,7 @@ from chainrule.elimination._rules._site import (
     complex_dtype,
     is_complex,
     real_shape,
+    real_size,
     term_structure,
 )
 from chainrule.elimination._rules._table import has_rule, local_jacobian, register_partials
@@ -39,6 +40,7 @@ __all__ = [
     "is_complex",
     "local_jacobian",
     "real_shape",
+    "real_size",
     "register_partials",
     "term_structure",
     "traced_rule",

@@ -407,8 +407,6 @@ MOVING_RULES: dict[str, Rule] = {
     "pad": _pad,
     "gather": _indexed,
     "dynamic_slice": _indexed,
-    **dict.fromkeys(("scatter", "scatter-add", "scatter_add"), _placing(0, 2)),
-    "dynamic_update_slice": _placing(0, 1),
     # Notes to the compiler, and what `shard_map` says about a value.
     **dict.fromkeys(
         ("device_put", "layout_constraint", "name", "optimization_barrier", "pvary", "reshard",
@@ -416,3 +414,8 @@ MOVING_RULES: dict[str, Rule] = {
         _each_as_it_is,
     ),
 }  # fmt: skip
+
+PLACING_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("scatter", "scatter-add", "scatter_add"), _placing(0, 2)),
+    "dynamic_update_slice": _placing(0, 1),
+}
