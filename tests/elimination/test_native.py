@@ -110,6 +110,8 @@ def test_arrays_and_their_rearrangements():
             jnp.broadcast_to(low[0] - high[0], (2, 2)),
             a > b,
             jax.lax.reshape(a, (6, 2), dimensions=(1, 0)),
+            jax.lax.pad(b, jnp.float32(2.0), [(-1, 2, 1), (1, -2, 0)]),
+            jnp.tile(jnp.stack([a, b], axis=1), (1, 1, 2)),
         ]
 
     kernel = jax.jit(jax.vmap(native(function, a[0], b[0])))

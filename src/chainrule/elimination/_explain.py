@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from chainrule._describe import describe_error
 from chainrule._errors import InputError
 from chainrule.elimination._display import NotedTable
 from chainrule.elimination._eliminate import Step
@@ -23,7 +24,6 @@ from chainrule.elimination._methods import (
 )
 from chainrule.elimination._native import NativeUnavailableError
 from chainrule.elimination._planning import Plan, make_plan
-from chainrule.elimination._sweeps import describe_error
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from chainrule._describe import describe_error
 from chainrule._errors import CapabilityError, ChainruleError
 from chainrule._jaxpr import (
     CALLBACKS,
@@ -94,7 +95,7 @@ class Graph:
 
     @cached_property
     def selects(self) -> bool:
-        """Whether it cuts paths by values, as `jnp.where` does; see `_values`."""
+        """Whether it cuts paths by values, as `jnp.where` does; see `_blocks`."""
         return any(self.equation(vertex).primitive.name in _SELECTING for vertex in self.partials)
 
     @property
@@ -184,10 +185,9 @@ def _partials(site: Site) -> LocalJacobian:
     except Exception as error:
         # Rules run derivative rules of users and of other packages' primitives, which may raise anything.
         name, where = site.eqn.primitive.name, locate(site.eqn) or "an unknown line"
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
         raise CapabilityError(
-            f"The partials of {name!r} at {where} could not be found ({reason}). Use method='auto', 'jacrev' "
-            "or 'jacfwd', or give its partials with `register_partials`.",
+            f"The partials of {name!r} at {where} could not be found ({describe_error(error)}). "
+            "Use method='auto', 'jacrev' or 'jacfwd', or give its partials with `register_partials`.",
             code="no_partials",
             details={"primitive": name},
         ) from error

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import jax
 
+from chainrule._describe import describe_error
 from chainrule._errors import CapabilityError, ChainruleError, InputError
 from chainrule._jaxpr import (
     close_program,
@@ -42,7 +43,6 @@ from chainrule.elimination._sweeps import (
     Outcome,
     colour,
     compressed,
-    describe_error,
     sweep,
     why_no_sweep,
 )

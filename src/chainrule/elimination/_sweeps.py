@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._describe import describe_error
 from chainrule._errors import CapabilityError, ChainruleError
 from chainrule._jaxpr import (
     JaxprEqn,
@@ -174,10 +175,9 @@ def _pattern_of(graph: Graph) -> Pattern:
         raise
     except Exception as error:
         # JAX differentiates the user's functions here, whose rules may raise what they like.
-        text = str(error).partition("\n")[0]
         raise CapabilityError(
-            f"The derivative of this function along a tangent cannot be traced: {type(error).__name__}: "
-            f"{text}. Use method='jacrev' or 'elimination'.",
+            "The derivative of this function along a tangent cannot be traced: "
+            f"{describe_error(error)}. Use method='jacrev' or 'elimination'.",
             code="no_pattern",
         ) from error
 
@@ -341,8 +341,3 @@ def _complex_again(output: Any, block: Any) -> Any:
     parts = jnp.moveaxis(block, jnp.ndim(output), 0)
     dtype = jnp.finfo(complex_dtype(block.dtype)).dtype
     return jax.lax.complex(parts[0].astype(dtype), parts[1].astype(dtype))
-
-
-def describe_error(error: BaseException) -> str:
-    """The kind of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ")

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from chainrule._describe import describe_array
 from chainrule._errors import CapabilityError, InputError
 from chainrule._jaxpr import locate
 from chainrule._registry import provided
@@ -502,7 +503,7 @@ def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:
         step.site,
         str(locate(site.equation) or ""),
         step.way,
-        ", ".join(_type(var.aval) for var in variables),
+        ", ".join(describe_array(var.aval) for var in variables),
         step.products * prices.calls,
         prices.messages(step.way, step.products) * prices.calls,
         step.price,
@@ -513,13 +514,7 @@ def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:
 
 
 def _input_types(operands: tuple[Any, ...]) -> tuple[str, ...]:
-    return tuple(map(_type, operands))
-
-
-def _type(value: Any) -> str:
-    """Shape and dtype of an array, as `f32[3,4]`."""
-    kind = value.dtype.name.replace("float", "f").replace("complex", "c")
-    return f"{kind}[{','.join(map(str, value.shape))}]"
+    return tuple(map(describe_array, operands))
 
 
 def _name(function: Callable[..., Any]) -> str:
