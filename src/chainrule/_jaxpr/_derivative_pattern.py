@@ -443,6 +443,11 @@ def _dynamic_slice(algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]) 
 def _dynamic_update_slice(
     algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]
 ) -> Sequence[Sets]:
+    """What is written depends on the update, the rest on the operand.
+
+    Where the update begins is not known along some axes, it may land anywhere along them: every place there
+    has all of the update's sets along these axes, and nothing of the operand is certain to be overwritten.
+    """
     operand, update, *indices = operands
     shape, sizes = _shape(eqn.invars[0]), _shape(eqn.invars[1])
     starts = _starts(indices[: len(sizes)], shape, sizes)

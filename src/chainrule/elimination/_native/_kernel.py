@@ -91,6 +91,10 @@ def _ways(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> dic
 
 
 def _cpu_way(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> Way:
+    """One kernel for any batch: it finds the number of elements in the shape of its first result.
+
+    Each `vmap` adds an axis in front of all operands; with it the same kernel loops over more elements.
+    """
     target = _register(program, scalars)
 
     def through_kernel(batch: tuple[int, ...], *operands: Any) -> list[jax.Array]:

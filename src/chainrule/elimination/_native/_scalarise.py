@@ -343,6 +343,7 @@ def _dot_general(scalars: ScalarProgram, eqn: JaxprEqn, a: np.ndarray, b: np.nda
 def _gather(
     scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray, indices: np.ndarray
 ) -> np.ndarray:
+    # JAX's own rule says what is read: it gathers the numbers of the entries, counted from 1, with 0 as filling.
     numbered = np.arange(1, x.size + 1, dtype=np.int32).reshape(x.shape)
     params = {**eqn.params, "fill_value": 0}
     with jax.ensure_compile_time_eval():
@@ -364,6 +365,7 @@ def _scatter(operation: str | None) -> Rule:
         updates: np.ndarray,
     ) -> np.ndarray:
         dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+        # As in `_gather`: the update that lands at a place, counted from 1; 0 where none does.
         numbered = np.arange(1, updates.size + 1, dtype=np.int32).reshape(updates.shape)
         with jax.ensure_compile_time_eval():
             moved = jax.lax.scatter(
