@@ -161,7 +161,8 @@ class _Matching:
         if gap % common:
             self._is_empty = True
             return True
-        # a·s = b·t + gap. If a = ±1, then s = a·b·t + a·gap, since 1/a = a; if b = ±1, then t = a·b·s - b·gap.
+        # a·s = b·t + gap. If a = ±1, then s = a·b·t + a·gap, since 1/a = a. If b = ±1, then
+        # t = a·b·s - b·gap.
         a, b, gap = a // common, b // common, gap // common
         if abs(a) != 1 and abs(b) != 1:
             return False

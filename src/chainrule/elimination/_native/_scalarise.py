@@ -343,7 +343,8 @@ def _dot_general(scalars: ScalarProgram, eqn: JaxprEqn, a: np.ndarray, b: np.nda
 def _gather(
     scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray, indices: np.ndarray
 ) -> np.ndarray:
-    # JAX's own rule says what is read: it gathers the numbers of the entries, counted from 1, with 0 as filling.
+    # JAX's own rule says what is read: it gathers the numbers of the entries, which are counted from 1; 0
+    # is the filling.
     numbered = np.arange(1, x.size + 1, dtype=np.int32).reshape(x.shape)
     params = {**eqn.params, "fill_value": 0}
     with jax.ensure_compile_time_eval():
