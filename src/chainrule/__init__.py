@@ -79,6 +79,8 @@ _register(
     component="chainrule.client:Component",
     cluster_transport="chainrule.deploy.ray:attach",
     image_transport="chainrule.deploy.images:open_image",
+    plan_picture="chainrule.view:plan",
+    spy_picture="chainrule.view:spy",
     worker="chainrule.serve._worker",
 )
 

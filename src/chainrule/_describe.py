@@ -1,4 +1,4 @@
-"""What a value is, for messages: shape and dtype in the short form `f64[3,4]`, never the data."""
+"""What a value is, for messages: shape and dtype in the short form `f64[3,4]`, never the data; and errors."""
 
 from __future__ import annotations
 
@@ -51,3 +51,9 @@ def describe_value(x: Any) -> str:
     if noun is None or not is_arraylike(x):
         return with_article(kind.__name__)
     return f"{noun} {describe_type(tuple(x.shape), str(x.dtype).removeprefix('torch.'))}"
+
+
+def describe_error(error: BaseException) -> str:
+    """The kind of an error and the first line of its message."""
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}".rstrip(": ")

@@ -90,7 +90,7 @@ def test_inlining_goes_deep_and_leaves_loops_alone():
 
     flat = inline_calls(jax.make_jaxpr(f)(1.0))
     assert [eqn.primitive.name for eqn in flat.jaxpr.eqns] == ["sin", "add", "scan"]
-    assert any(site.equation.primitive.name == "jit" for site in walk(flat))
+    assert any(eqn.primitive.name == "jit" for eqn in walk(flat))
     np.testing.assert_allclose(evaluate(flat, [1.0])[0], f(1.0), rtol=1e-6)
 
 

@@ -171,5 +171,5 @@ def test_explanations_show_themselves_in_a_notebook():
     explained = explain_jacobian(lambda x: jnp.sum(jnp.sin(x)), jnp.ones(100_000))
     shown = explained._repr_html_()
     assert shown.count("<tr>") == 1 + len(explained.candidates)
-    assert all(f"<li>{method} is left out: " in shown for method in explained.left_out)
+    assert all(f"<p>{method} is left out: " in shown for method in explained.left_out)
     assert f"<td>{explained.taken} *</td>" in shown

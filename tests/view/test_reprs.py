@@ -101,10 +101,9 @@ def test_jacobians(shown):
     html = shown(block)
     assert "10 of 30" in parsed(html)
     assert "[5] ← [6]" in parsed(html)
-    # Two bands of five entries each: one square an entry.
-    assert html.count("fill-opacity") == 10
+    assert "5 × 6, 10 of 30 entries" in parsed(html)
     large = jacobian(jnp.sin, sparse=True)(jnp.zeros(100_000))
-    assert large._repr_html_().count("fill-opacity") == 48
+    assert len(large._repr_html_()) < 10_000
 
 
 def test_orders(shown):

@@ -12,7 +12,6 @@ from jax.experimental.sparse import BCOO
 from chainrule import view
 from chainrule.elimination import jacobian
 from chainrule.errors import InputError
-from chainrule.view._picture import Cells
 
 MATRIX = np.array([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0]])
 
@@ -49,7 +48,7 @@ def test_structured_jacobians_in_a_tree():
 def test_full_blocks_have_no_stripes(shape):
     """Cells that hold fewer rows or columns than others are as full as they are."""
     shapes = view.spy(np.ones(shape)).drawing().shapes[0].shapes
-    assert [s.opacity for s in shapes if isinstance(s, Cells)] == [1.0]
+    assert [s.opacity for s in shapes if hasattr(s, "opacity")] == [1.0]
 
 
 def test_overlapping_terms_are_counted_once():

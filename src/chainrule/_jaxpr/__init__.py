@@ -9,21 +9,21 @@ Vocabulary
     atom         a variable or a literal.
 
 Modules, in reading order
-    _names        every name of JAX that is private or differs between versions
-    _programs     sub-programs of an equation, all equations of a program, where an equation comes from
-    _outside      calls that leave the program, and how to ask for their derivatives
-    _evaluate     run a program equation by equation; trace; inline calls
-    _extras       arrays that leave a rewritten program, and how loops fold them
-    _rewrite      the rewriter: run a program with some equations replaced, at any depth
-    _fence        values that XLA computes once
-    _moves        primitives that only move elements, on NumPy arrays
-    _sets         one set of numbers per element of an array
-    _dependence   where a Jacobian can be non-zero, proved from the program
-    _meshes       arrays and calls that are divided over devices
-    _call_frame   the layout of XLA's call frame
-    _host_call    calls of the host out of compiled programs
-    _device_call  calls that are handed the memory of a GPU
-    _overlapping  independent calls of the host that run at the same time
+    _names               every name of JAX that is private or differs between versions
+    _programs            sub-programs of an equation, all equations of a program, where an equation comes from
+    _outside             calls that leave the program, and how to ask for their derivatives
+    _evaluate            run a program equation by equation; trace; inline calls
+    _extras              arrays that leave a rewritten program, and how loops fold them
+    _rewrite             the rewriter: run a program with some equations replaced, at any depth
+    _fence               values that XLA computes once
+    _moves               primitives that only move elements, on NumPy arrays
+    _sets                one set of numbers per element of an array
+    _derivative_pattern  where a Jacobian can be non-zero, proved from the program
+    _meshes              arrays and calls that are divided over devices
+    _call_frame          the layout of XLA's call frame
+    _host_call           calls of the host out of compiled programs
+    _device_call         calls that are handed the memory of a GPU
+    _overlapping         independent calls of the host that run at the same time
 
 Invariant: nothing outside this package imports `jax._src` or a name that differs between JAX versions
 (`tests/_jaxpr/` fails loudly when JAX changes them).
@@ -31,7 +31,7 @@ Invariant: nothing outside this package imports `jax._src` or a name that differ
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
-from chainrule._jaxpr._dependence import derivative_pattern
+from chainrule._jaxpr._derivative_pattern import derivative_pattern
 from chainrule._jaxpr._evaluate import (
     CALLS,
     as_function,
@@ -82,6 +82,7 @@ from chainrule._jaxpr._programs import (
     call_sites,
     component_of,
     component_scope,
+    equations_inside,
     locate,
     plain_text,
     subprograms,
@@ -126,6 +127,7 @@ __all__ = [
     "current_trace",
     "derivative_pattern",
     "enable_x64",
+    "equations_inside",
     "evaluate",
     "fence",
     "fresh_variable",

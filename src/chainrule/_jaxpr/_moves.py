@@ -1,8 +1,9 @@
 """Primitives that only move elements, on NumPy arrays.
 
-They are what a proof about places needs: applied to labels they say where every element goes, applied to
-integers that are known they say what an index is. `None` stands for an index that is not known, and for a
-result that cannot be told.
+Applied to labels of elements they say where every element goes: in a proof about places
+(`_derivative_pattern`), and where a program is taken apart into scalars (native kernels). Applied to integers
+that are known they say what an index is. `None` stands for an index that is not known, and for a result that
+cannot be told.
 """
 
 from __future__ import annotations
@@ -15,39 +16,60 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 
-def move(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray | None:
-    """The result of an equation with one operand that moves elements; `None` for another equation."""
-    rule = _MOVES.get(eqn.primitive.name)
-    return None if rule is None else rule(eqn.params, array)
+def move(eqn: JaxprEqn, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The results of an equation of `MOVES`."""
+    found = MOVES[eqn.primitive.name](eqn, *arrays)
+    return list(found) if eqn.primitive.multiple_results else [found]
 
 
-def _broadcast_in_dim(params: dict[str, Any], array: np.ndarray) -> np.ndarray:
-    shape = [1] * len(params["shape"])
-    for axis, length in zip(params["broadcast_dimensions"], array.shape, strict=True):
+def _broadcast_in_dim(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
+    shape = [1] * len(eqn.params["shape"])
+    for axis, length in zip(eqn.params["broadcast_dimensions"], array.shape, strict=True):
         shape[axis] = length
-    return np.broadcast_to(array.reshape(shape), params["shape"])
+    return np.broadcast_to(array.reshape(shape), eqn.params["shape"])
 
 
-def _slice(params: dict[str, Any], array: np.ndarray) -> np.ndarray:
+def _reshape(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
+    order = eqn.params.get("dimensions")
+    return (array if order is None else array.transpose(order)).reshape(eqn.params["new_sizes"])
+
+
+def _with_other_axes(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
+    """Axes of length one come or go."""
+    return array.reshape(eqn.outvars[0].aval.shape)  # type: ignore[attr-defined]
+
+
+def _slice(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
     limits = zip(
-        params["start_indices"],
-        params["limit_indices"],
-        params["strides"] or (1,) * array.ndim,
+        eqn.params["start_indices"],
+        eqn.params["limit_indices"],
+        eqn.params["strides"] or (1,) * array.ndim,
         strict=True,
     )
     return array[tuple(slice(*limit) for limit in limits)]
 
 
-_MOVES: dict[str, Callable[[dict[str, Any], np.ndarray], np.ndarray]] = {
+def _split(eqn: JaxprEqn, array: np.ndarray) -> list[np.ndarray]:
+    return np.split(array, np.cumsum(eqn.params["sizes"])[:-1], eqn.params["axis"])
+
+
+MOVES: dict[str, Callable[..., Any]] = {
     "broadcast_in_dim": _broadcast_in_dim,
-    "reshape": lambda params, array: array.reshape(params["new_sizes"]),
-    "transpose": lambda params, array: array.transpose(params["permutation"]),
-    "squeeze": lambda params, array: array.squeeze(tuple(params["dimensions"])),
+    "reshape": _reshape,
+    "squeeze": _with_other_axes,
+    "expand_dims": _with_other_axes,
+    "transpose": lambda eqn, array: array.transpose(eqn.params["permutation"]),
     "slice": _slice,
-    "rev": lambda params, array: np.flip(array, params["dimensions"]),
-    "copy": lambda params, array: array,
-    "copy_p": lambda params, array: array,
+    "rev": lambda eqn, array: np.flip(array, eqn.params["dimensions"]),
+    "tile": lambda eqn, array: np.tile(array, eqn.params["reps"]),
+    "concatenate": lambda eqn, *arrays: np.concatenate(arrays, eqn.params["dimension"]),
+    "stack": lambda eqn, *arrays: np.stack(arrays, eqn.params["axis"]),
+    "split": _split,
+    "unstack": lambda eqn, array: np.moveaxis(array, eqn.params["axis"], 0),
+    "copy": lambda eqn, array: array,
+    "copy_p": lambda eqn, array: array,
 }
+"""Primitive → its results, from the equation and its operands."""
 
 
 def pad(array: np.ndarray, filling: Any, config: Sequence[tuple[int, int, int]]) -> np.ndarray:
@@ -216,10 +238,8 @@ def fold(eqn: JaxprEqn, operands: Sequence[np.ndarray | None]) -> np.ndarray | N
     values = [value for value in operands if value is not None]
     if not values or len(values) < len(operands):
         return None
-    if eqn.primitive.name in _MOVES:
-        return move(eqn, values[0])
-    if eqn.primitive.name == "concatenate":
-        return np.concatenate(values, eqn.params["dimension"])
+    if eqn.primitive.name in MOVES:
+        return move(eqn, *values)[0]
     rule = _ARITHMETIC.get(eqn.primitive.name)
     with np.errstate(all="ignore"):
         found = None if rule is None else rule(*values)

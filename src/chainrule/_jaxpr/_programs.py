@@ -3,8 +3,8 @@
 One table (`_READERS`) says, per higher-order primitive, where its sub-programs are in the parameters, how
 often they run and how their inputs and outputs map to the operands and results of the equation. A primitive
 that is not in the table but carries a program is still seen, with the role `"unknown"`, so that no caller can
-overlook one. `walk` visits all equations at any depth; `locate` and `component_of` say which line of the user
-and which component made one.
+overlook one. `walk` and `equations_inside` visit all equations at any depth; `locate` and `component_of` say
+which line of the user and which component made one.
 """
 
 from __future__ import annotations
@@ -158,38 +158,17 @@ _READERS: dict[str, Callable[[JaxprEqn], Iterator[SubProgram]]] = {
 }
 
 
-@dataclass(frozen=True)
-class Visit:
-    """An equation and the way to it.
-
-    Attributes:
-        equation: the equation.
-        position: its position in the program that holds it.
-        within: the (equation, sub-program) pairs that lead there, outermost first.
-    """
-
-    equation: JaxprEqn
-    position: int
-    within: tuple[tuple[JaxprEqn, SubProgram], ...] = ()
-
-
-def walk(program: ClosedJaxpr) -> Iterator[Visit]:
+def walk(program: ClosedJaxpr) -> Iterator[JaxprEqn]:
     """Every equation in program order; an equation comes before those of its sub-programs."""
-    stack: list[Iterator[Visit]] = [_visits(program, ())]
-    while stack:
-        visit = next(stack[-1], None)
-        if visit is None:
-            stack.pop()
-            continue
-        yield visit
-        for sub in reversed(subprograms(visit.equation)):
-            stack.append(_visits(sub.program, (*visit.within, (visit.equation, sub))))
+    for eqn in program.jaxpr.eqns:
+        yield eqn
+        yield from equations_inside(eqn)
 
 
-def _visits(
-    program: ClosedJaxpr, within: tuple[tuple[JaxprEqn, SubProgram], ...]
-) -> Iterator[Visit]:
-    return (Visit(eqn, position, within) for position, eqn in enumerate(program.jaxpr.eqns))
+def equations_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
+    """Every equation of the sub-programs of an equation, at any depth."""
+    for sub in subprograms(eqn):
+        yield from walk(sub.program)
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,8 @@ class SetAlgebra:
 
     def together(self, parts: Sequence[Sets]) -> tuple[list[np.ndarray], Any]:
         """The labels of several arrays in one table."""
+        if len(parts) == 1:
+            return [parts[0].labels], parts[0].table
         tables = [part.table for part in parts]
         self.work.charge(sum(table.nnz for table in tables) + sum(p.labels.size for p in parts))
         starts = np.cumsum([0, *(table.shape[0] for table in tables)])

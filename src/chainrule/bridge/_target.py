@@ -38,59 +38,6 @@ from chainrule._trees import flatten_with_paths, map_with_paths
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._types import ArrayType, as_array_type, read_types, types_of
 
-# --- how long calls take ------------------------------------------------------------------------
-
-
-class Timings:
-    """How long requests took, by the number of their vectors. Safe between threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._totals: dict[str, dict[int, tuple[float, int]]] = {}
-
-    @contextmanager
-    def of(self, request: str, vectors: int = 1) -> Iterator[None]:
-        """Measure a request of this many vectors. One that fails does not count."""
-        start = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - start
-        with self._lock:
-            totals = self._totals.setdefault(request, {})
-            total, number = totals.get(vectors, (0.0, 0))
-            totals[vectors] = total + seconds, number + 1
-
-    def means(self) -> dict[str, float]:
-        """Request → mean seconds per vector; and those of a message, where requests of several sizes tell.
-
-        A request of k vectors takes a + b k seconds. Means of two sizes or more determine a, the price of a
-        message, by least squares; the smallest of all requests is taken, because all share one price.
-        """
-        with self._lock:
-            totals = {name: dict(each) for name, each in self._totals.items()}
-        fixed = [_fixed_part(each) for each in totals.values() if len(each) > 1]
-        message = max(0.0, min(fixed, default=0.0))
-        found = {name: _per_vector(each, message) for name, each in totals.items()}
-        return found | {"message": message} if message else found
-
-
-def _fixed_part(totals: Mapping[int, tuple[float, int]]) -> float:
-    """The a of a + b k, fitted to the mean of every size k, which counts as often as it was measured."""
-    sizes, weights = np.array([*totals]), np.array([n for _, n in totals.values()])
-    means = np.array([total for total, _ in totals.values()]) / weights
-    return float(
-        np.polynomial.Polynomial.fit(sizes, means, 1, w=np.sqrt(weights)).convert().coef[0]
-    )
-
-
-def _per_vector(totals: Mapping[int, tuple[float, int]], message: float) -> float:
-    seconds = sum(total - number * message for total, number in totals.values())
-    vectors = sum(size * number for size, (_, number) in totals.items())
-    return max(seconds / vectors, _LEAST_S)
-
-
-_LEAST_S = 1e-9
-"""A price is positive, also of what took no longer than its message."""
-
 T = TypeVar("T")
 Batching = Literal["elementwise", "leading"]
 _SIGNATURES_REMEMBERED = 512
@@ -476,3 +423,57 @@ def _spread(tree: Any, vector: Mapping[str, np.ndarray]) -> Any:
 
 def _zeros(type_: ArrayType | None) -> np.ndarray | None:
     return None if type_ is None else np.zeros(type_.shape, type_.dtype)
+
+
+# --- how long calls take ------------------------------------------------------------------------
+
+
+class Timings:
+    """How long requests took, by the number of their vectors. Safe between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: dict[str, dict[int, tuple[float, int]]] = {}
+
+    @contextmanager
+    def of(self, request: str, vectors: int = 1) -> Iterator[None]:
+        """Measure a request of this many vectors. One that fails does not count."""
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        with self._lock:
+            totals = self._totals.setdefault(request, {})
+            total, number = totals.get(vectors, (0.0, 0))
+            totals[vectors] = total + seconds, number + 1
+
+    def means(self) -> dict[str, float]:
+        """Request → mean seconds per vector; and those of a message, where requests of several sizes tell.
+
+        A request of k vectors takes a + b k seconds. Means of two sizes or more determine a, the price of a
+        message, by least squares; the smallest of all requests is taken, because all share one price.
+        """
+        with self._lock:
+            totals = {name: dict(each) for name, each in self._totals.items()}
+        fixed = [_fixed_part(each) for each in totals.values() if len(each) > 1]
+        message = max(0.0, min(fixed, default=0.0))
+        found = {name: _per_vector(each, message) for name, each in totals.items()}
+        return found | {"message": message} if message else found
+
+
+def _fixed_part(totals: Mapping[int, tuple[float, int]]) -> float:
+    """The a of a + b k, fitted to the mean of every size k, which counts as often as it was measured."""
+    sizes, weights = np.array([*totals]), np.array([n for _, n in totals.values()])
+    means = np.array([total for total, _ in totals.values()]) / weights
+    return float(
+        np.polynomial.Polynomial.fit(sizes, means, 1, w=np.sqrt(weights)).convert().coef[0]
+    )
+
+
+def _per_vector(totals: Mapping[int, tuple[float, int]], message: float) -> float:
+    seconds = sum(total - number * message for total, number in totals.values())
+    vectors = sum(size * number for size, (_, number) in totals.items())
+    return max(seconds / vectors, _LEAST_S)
+
+
+_LEAST_S = 1e-9
+"""A price is positive, also of what took no longer than its message."""

@@ -10,6 +10,7 @@ Modules, in reading order:
     _arithmetic   products and sums of terms, planned on structures
     _blocks       blocks with numbers: the plans carried out, and paths that a selection cuts
     _rules        local partials: one rule per primitive
+    _cuts         minimal cuts of graphs, for bounds and plans
     _flatten      from a user's function to a flat program
     _graph        the computational graph of a flat program
     _eliminate    vertex elimination, and the blocks it leaves

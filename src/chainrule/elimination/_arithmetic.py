@@ -70,6 +70,7 @@ def _plan(left: Term, right: Term, matching: _Matching) -> ProductPlan | None:
     left_reads = tuple(resolve(axis) for axis in matching.left_stored)
     right_reads = tuple(resolve(axis) for axis in matching.right_stored)
 
+    # A variable that neither a position nor a value depends on repeats the same summand: a factor.
     reaching = _variables(out_axes) | _variables(in_axes)
     read = _variables(left_reads) | _variables(right_reads)
     unseen = matching.free_variables() - reaching - read
@@ -160,6 +161,8 @@ class _Matching:
         if gap % common:
             self._is_empty = True
             return True
+        # a·s = b·t + gap. If a = ±1, then s = a·b·t + a·gap, since 1/a = a. If b = ±1, then
+        # t = a·b·s - b·gap.
         a, b, gap = a // common, b // common, gap // common
         if abs(a) != 1 and abs(b) != 1:
             return False

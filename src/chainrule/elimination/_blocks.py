@@ -563,11 +563,8 @@ def add(first: Block, second: Block) -> Block:
 
 
 def _merge(terms: tuple[Term, ...], values: Sequence[Any], *, index_map: bool) -> Block:
-    merges = plan_sum(terms)
-    if not merges:
-        return Block(zero_structure(terms[0].out_shape, terms[0].in_shape), ())
-    structure = structure_of([merge.result for merge in merges], index_map=index_map)
-    return Block(structure, tuple(merged(merge, terms, values) for merge in merges))
+    structure = _merge_structure(terms, index_map=index_map)
+    return Block(structure, tuple(merged(merge, terms, values) for merge in plan_sum(terms)))
 
 
 def product_structure(left: Structure, right: Structure) -> Structure:

@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 
+from chainrule._describe import describe_error
 from chainrule._errors import InputError
-from chainrule.elimination._display import explanation_html, table_text
+from chainrule.elimination._display import NotedTable
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._linearize import Traced, as_examples, trace_function
 from chainrule.elimination._methods import (
@@ -23,7 +24,6 @@ from chainrule.elimination._methods import (
 )
 from chainrule.elimination._native import NativeUnavailableError
 from chainrule.elimination._planning import Plan, make_plan
-from chainrule.elimination._sweeps import describe_error
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ class Explanation:
         return self.taken.partition(" ")[0]
 
     def _repr_html_(self) -> str:
-        table = explanation_html(*self._table, self.left_out)
-        return table if self.plan is None else table + self.plan._repr_html_()
+        return self._table.html() + ("" if self.plan is None else self.plan._repr_html_())
 
     @property
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        """The columns that have a cell to show, and the rows."""
+    def _table(self) -> NotedTable:
+        """The columns that have a cell to show, and the ways that are left out."""
         rows = [_cells(each, is_chosen=each.name == self.taken) for each in self.candidates]
         shown = [k for k in range(len(_COLUMNS)) if any(row[k] for row in rows)]
-        return [_COLUMNS[k] for k in shown], [[row[k] for k in shown] for row in rows]
+        notes = [f"{method} is left out: {reason}" for method, reason in self.left_out.items()]
+        return NotedTable(
+            [_COLUMNS[k] for k in shown], [[row[k] for k in shown] for row in rows], notes, 140
+        )
 
     def __str__(self) -> str:
-        notes = [f"{method} is left out: {reason}" for method, reason in self.left_out.items()]
-        text = table_text(*self._table, notes, width=140)
-        return text + ("" if self.plan is None else str(self.plan))
+        return str(self._table) + ("" if self.plan is None else str(self.plan))
 
 
 _COLUMNS = (

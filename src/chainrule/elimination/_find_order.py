@@ -41,7 +41,6 @@ from chainrule.elimination._orders import (
     markowitz_order,
     reverse_order,
 )
-from chainrule.elimination._rules import real_shape
 from chainrule.elimination._search import (
     ZERO,
     Found,
@@ -156,8 +155,7 @@ def quick_order(graph: Graph) -> tuple[int, ...]:
 
 def is_wide(graph: Graph) -> bool:
     """Whether there are no more outputs than inputs: then reverse accumulation is the safer start."""
-    rows = sum(math.prod(real_shape(atom.aval)) for atom in graph.targets)
-    return rows <= sum(math.prod(real_shape(var.aval)) for var in graph.inputs)
+    return graph.rows <= graph.columns
 
 
 def _with_edges(

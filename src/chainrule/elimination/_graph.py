@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from chainrule._describe import describe_error
 from chainrule._errors import CapabilityError, ChainruleError
 from chainrule._jaxpr import (
     CALLBACKS,
@@ -25,14 +26,14 @@ from chainrule._jaxpr import (
     Literal,
     Var,
     bind_equation,
+    equations_inside,
     is_reference,
     locate,
     outside_call_of,
     subprograms,
-    walk,
 )
 from chainrule.elimination._blocks import sum_structure
-from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_jacobian
+from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_jacobian, real_size
 from chainrule.elimination._structure import Structure
 
 _log = logging.getLogger(__name__)
@@ -94,8 +95,18 @@ class Graph:
 
     @cached_property
     def selects(self) -> bool:
-        """Whether it cuts paths by values, as `jnp.where` does; see `_values`."""
+        """Whether it cuts paths by values, as `jnp.where` does; see `_blocks`."""
         return any(self.equation(vertex).primitive.name in _SELECTING for vertex in self.partials)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the Jacobian: elements of the targets."""
+        return sum(real_size(atom.aval) for atom in self.targets)
+
+    @property
+    def columns(self) -> int:
+        """The number of its columns: elements of the inputs."""
+        return sum(real_size(var.aval) for var in self.inputs)
 
     @property
     def size(self) -> int:
@@ -174,10 +185,9 @@ def _partials(site: Site) -> LocalJacobian:
     except Exception as error:
         # Rules run derivative rules of users and of other packages' primitives, which may raise anything.
         name, where = site.eqn.primitive.name, locate(site.eqn) or "an unknown line"
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
         raise CapabilityError(
-            f"The partials of {name!r} at {where} could not be found ({reason}). Use method='auto', 'jacrev' "
-            "or 'jacfwd', or give its partials with `register_partials`.",
+            f"The partials of {name!r} at {where} could not be found ({describe_error(error)}). "
+            "Use method='auto', 'jacrev' or 'jacfwd', or give its partials with `register_partials`.",
             code="no_partials",
             details={"primitive": name},
         ) from error
@@ -327,9 +337,8 @@ def check_linear(graph: Graph) -> None:
 def holder_of_a_callback(graph: Graph) -> int | None:
     """A vertex whose equation holds a callback inside: elimination evaluates such equations twice."""
     for vertex in graph.partials:
-        for sub in subprograms(graph.equation(vertex)):
-            if any(site.equation.primitive.name in CALLBACKS for site in walk(sub.program)):
-                return vertex
+        if any(e.primitive.name in CALLBACKS for e in equations_inside(graph.equation(vertex))):
+            return vertex
     return None
 
 

@@ -13,8 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from chainrule._describe import describe_array
 from chainrule._errors import InputError
 from chainrule._jaxpr import ClosedJaxpr, trace
+from chainrule._trees import with_article
 from chainrule.elimination._blocks import Block, entries_of, multiply
 from chainrule.elimination._counting import OperationCounts, count_operations
 from chainrule.elimination._eliminate import Place, Step, accumulate
@@ -168,9 +170,9 @@ def _checked_position(position: Any, count: int) -> int:
 def _checked_leaf(leaf: Any, index: int, tree: Any) -> Any:
     try:
         value = jnp.asarray(leaf)
-        found = f"{value.dtype.name}{list(value.shape)}"
+        found = describe_array(value)
     except (TypeError, ValueError):
-        value, found = None, f"a {type(leaf).__name__}"
+        value, found = None, with_article(type(leaf).__name__)
     if value is None or not jnp.issubdtype(value.dtype, jnp.floating):
         paths = jax.tree_util.tree_leaves_with_path(
             jax.tree.unflatten(tree, range(tree.num_leaves))

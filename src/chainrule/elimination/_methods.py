@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import jax
 
+from chainrule._describe import describe_error
 from chainrule._errors import CapabilityError, ChainruleError, InputError
 from chainrule._jaxpr import (
     close_program,
@@ -37,13 +38,11 @@ from chainrule.elimination._planning import (
     plan_and_run,
     why_not_planned,
 )
-from chainrule.elimination._rules import real_shape
 from chainrule.elimination._sweeps import (
     SWEEPS,
     Outcome,
     colour,
     compressed,
-    describe_error,
     sweep,
     why_no_sweep,
 )
@@ -348,8 +347,8 @@ class _Offer:
     def of(cls, traced: Traced) -> _Offer:
         graph = traced.graph
         return cls(
-            rows=sum(math.prod(real_shape(atom.aval)) for atom in graph.targets),
-            columns=sum(math.prod(real_shape(var.aval)) for var in graph.inputs),
+            rows=graph.rows,
+            columns=graph.columns,
             results=max(1, len(graph.targets) * len(graph.inputs)),
             batch=hidden_batch_size(traced.operands),
             prices=prices(),

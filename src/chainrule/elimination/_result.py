@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._errors import InputError
+from chainrule._registry import provided
 from chainrule.elimination._blocks import Block, common_dtype, dense, multiply, scaled
 from chainrule.elimination._display import jacobian_html
 from chainrule.elimination._structure import (
@@ -165,21 +166,12 @@ class StructuredJacobian:
         return coo_array((np.asarray(self.entries()), (rows, columns)), shape=shape).tocsr()
 
     def spy(self, ax: Any = None) -> Any:
-        """Draw where the specified entries are; needs matplotlib. Returns the axes."""
+        """Draw where the specified entries are, as `view.spy` does; needs matplotlib. Returns the axes."""
         if ax is None:
             from matplotlib import pyplot
 
             ax = pyplot.subplots()[1]
-        rows, columns = self.coordinates()
-        height, width = math.prod(self.out_shape), math.prod(self.in_shape)
-        ax.plot(
-            columns, rows, marker="s", linestyle="", markersize=max(1.0, 200 / max(height, width))
-        )
-        ax.set_xlim(-0.5, width - 0.5)
-        ax.set_ylim(height - 0.5, -0.5)
-        ax.set_aspect("equal")
-        ax.set_title(f"{self.nse} of {height * width} entries")
-        return ax
+        return provided("spy_picture")(self).plot(ax)
 
     @property
     def _block(self) -> Block:

@@ -8,7 +8,6 @@ structure, such as long loops. Where the entries are is proved from the program 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._describe import describe_error
 from chainrule._errors import CapabilityError, ChainruleError
 from chainrule._jaxpr import (
     JaxprEqn,
     Literal,
     derivative_pattern,
+    equations_inside,
     evaluate,
     is_reference,
     locate,
@@ -31,7 +32,7 @@ from chainrule._jaxpr import (
 from chainrule._patterns import Pattern
 from chainrule.elimination._graph import Graph, check_linear
 from chainrule.elimination._linearize import Traced
-from chainrule.elimination._rules import as_real, complex_dtype, real_shape, traced_rule
+from chainrule.elimination._rules import as_real, complex_dtype, real_shape, real_size, traced_rule
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +48,7 @@ def why_no_sweep(graph: Graph, *, reverse: bool) -> str | None:
     partials, which may not have been built to the end, all equations are looked at.
     """
     if not reverse:
-        for site in walk(graph.program):
-            eqn = site.equation
+        for eqn in walk(graph.program):
             if any(is_reference(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
                 where = locate(eqn) or "an unknown line"
                 return f"JAX cannot push several tangents into the mutable array at {where}"
@@ -86,7 +86,7 @@ def _differentiated(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
 
 def _has_obstacle(eqn: JaxprEqn) -> bool:
     """Whether it is worth tracing the rule of a `custom_jvp` function, which takes time."""
-    names = {site.equation.primitive.name for sub in subprograms(eqn) for site in walk(sub.program)}
+    names = {inner.primitive.name for inner in equations_inside(eqn)}
     return not names.isdisjoint({"while", "pvary"})
 
 
@@ -175,10 +175,9 @@ def _pattern_of(graph: Graph) -> Pattern:
         raise
     except Exception as error:
         # JAX differentiates the user's functions here, whose rules may raise what they like.
-        text = str(error).partition("\n")[0]
         raise CapabilityError(
-            f"The derivative of this function along a tangent cannot be traced: {type(error).__name__}: "
-            f"{text}. Use method='jacrev' or 'elimination'.",
+            "The derivative of this function along a tangent cannot be traced: "
+            f"{describe_error(error)}. Use method='jacrev' or 'elimination'.",
             code="no_pattern",
         ) from error
 
@@ -222,14 +221,9 @@ def _compressed_blocks(graph: Graph, operands: Sequence[Any]) -> tuple[list[Any]
         _, push, outputs = jax.linearize(flat, point, has_aux=True)
         products = jax.vmap(push)(seeds)
         entries = products[plan.colours[plan.columns], plan.rows]
-    n_rows = sum(_size(atom.aval) for atom in graph.targets)
-    matrix = jnp.zeros((n_rows, point.size), point.dtype)
+    matrix = jnp.zeros((graph.rows, point.size), point.dtype)
     matrix = matrix.at[plan.rows, plan.columns].set(entries, unique_indices=True)
     return outputs, _blocks(graph, matrix, operands)
-
-
-def _size(aval: Any) -> int:
-    return math.prod(real_shape(aval))
 
 
 def _split(vector: Any, operands: Sequence[Any]) -> list[Any]:
@@ -242,8 +236,8 @@ def _split(vector: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def _blocks(graph: Graph, matrix: Any, operands: Sequence[Any]) -> list[list[Any]]:
-    heights = np.cumsum([_size(atom.aval) for atom in graph.targets])[:-1]
-    widths = np.cumsum([_size(var.aval) for var in graph.inputs])[:-1]
+    heights = np.cumsum([real_size(atom.aval) for atom in graph.targets])[:-1]
+    widths = np.cumsum([real_size(var.aval) for var in graph.inputs])[:-1]
     return [
         [
             part.reshape(*real_shape(atom.aval), *operand.shape).astype(operand.dtype)
@@ -347,8 +341,3 @@ def _complex_again(output: Any, block: Any) -> Any:
     parts = jnp.moveaxis(block, jnp.ndim(output), 0)
     dtype = jnp.finfo(complex_dtype(block.dtype)).dtype
     return jax.lax.complex(parts[0].astype(dtype), parts[1].astype(dtype))
-
-
-def describe_error(error: BaseException) -> str:
-    """The kind of an error and the first line of its message."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(": ")

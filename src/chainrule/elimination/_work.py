@@ -19,12 +19,12 @@ from typing import Any
 
 import jax
 
-from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, outside_call_of, subprograms, walk
+from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, equations_inside, outside_call_of, subprograms
 from chainrule.elimination._arithmetic import plan_product, plan_sum
 from chainrule.elimination._blocks import product_structure, sum_structure
 from chainrule.elimination._eliminate import Algebra, Step, eliminate
 from chainrule.elimination._graph import Graph
-from chainrule.elimination._rules import real_shape
+from chainrule.elimination._rules import real_size
 from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
 from chainrule.elimination._rules._moving import MOVING_RULES
 from chainrule.elimination._structure import Structure
@@ -191,8 +191,7 @@ def partials_work(graph: Graph) -> Work:
 
 def _holds_a_loop(eqn: JaxprEqn) -> bool:
     """Whether there is a loop inside of a branch or of a function with a rule: it is swept through, too."""
-    inner = (site for sub in subprograms(eqn) for site in walk(sub.program))
-    return any(site.equation.primitive.name in ("scan", "while") for site in inner)
+    return any(inner.primitive.name in ("scan", "while") for inner in equations_inside(eqn))
 
 
 def _fallback_work(graph: Graph, vertex: int) -> Work:
@@ -202,8 +201,8 @@ def _fallback_work(graph: Graph, vertex: int) -> Work:
     """
     eqn = graph.equation(vertex)
     operands = {operand for _, operand in graph.partials[vertex].structures}
-    columns = sum(math.prod(real_shape(eqn.invars[p].aval)) for p in operands)
-    rows = sum(math.prod(real_shape(var.aval)) for var in graph.nodes(vertex))
+    columns = sum(real_size(eqn.invars[p].aval) for p in operands)
+    rows = sum(real_size(var.aval) for var in graph.nodes(vertex))
     once = equation_work(eqn)
     directions = rows if "custom_vjp" in eqn.primitive.name else min(rows, columns)
     if once.calls:

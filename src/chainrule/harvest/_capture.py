@@ -172,7 +172,7 @@ def _frozen_leaves(program: ClosedJaxpr, tag: str) -> set[_Frozen]:
 
 def sowings(program: ClosedJaxpr, tag: str) -> Iterator[Sowing]:
     """What the sows of a tag say, in program order."""
-    return (site.equation.params["sowing"] for site in walk(program) if is_sow(site.equation, tag))
+    return (eqn.params["sowing"] for eqn in walk(program) if is_sow(eqn, tag))
 
 
 # --- run ------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from chainrule._jaxpr import Extra, Fold, SourceLocation
 from chainrule.harvest._capture import (
     Duplicates,
+    Rewrite,
+    Tap,
     check_duplicates,
     collect,
     compile_capture,
@@ -82,22 +84,26 @@ def save_intermediates(
     """
     check_options("", reduce, buffer)
     chosen = check_duplicates(duplicates, mode, stacklevel=2)
-    tap = tap_values(reduce, buffer)
+    return compile_capture(
+        fn,
+        _rewrite(tag, tap_values(reduce, buffer), lambda taps: collect(taps, chosen)),
+        ("values", tag, chosen, reduce, buffer),
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+    )
+
+
+def _rewrite(tag: str, tap: Tap, collected: Callable[[Sequence[Extra]], dict[str, Any]]) -> Rewrite:
+    """Runs a function so that its result comes with what was collected from the sows of a tag."""
 
     def rewrite(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         traced = stage_capture(function, args, kwargs, tag)
         outputs, taps = run_with_taps(traced, tag, tap)
-        return traced.rebuild(outputs), collect(taps, chosen)
+        return traced.rebuild(outputs), collected(taps)
 
-    return compile_capture(
-        fn,
-        rewrite,
-        ("values", tag, chosen, reduce, buffer),
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-    )
+    return rewrite
 
 
 @jax.tree_util.register_dataclass
@@ -155,17 +161,9 @@ def intermediate_stats(
         5.0
     """
     chosen = check_duplicates(duplicates, mode, stacklevel=2)
-
-    def rewrite(
-        function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        traced = stage_capture(function, args, kwargs, tag)
-        outputs, taps = run_with_taps(traced, tag, _tap)
-        return traced.rebuild(outputs), collect(taps, chosen, _value)
-
     return compile_capture(
         fn,
-        rewrite,
+        _rewrite(tag, _tap, lambda taps: collect(taps, chosen, _value)),
         ("statistics", tag, chosen),
         static_argnums=static_argnums,
         static_argnames=static_argnames,

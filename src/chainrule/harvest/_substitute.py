@@ -222,11 +222,11 @@ def _differ_by_example(
 ) -> frozenset[tuple[str, str]]:
     """The names whose sown value is the same for all examples of a `vmap`, and whose given one is not."""
     found = set()
-    for site in walk(program):
-        if _is_named(site.equation, tag, values):
-            sowing = sowing_of(site.equation)
+    for eqn in walk(program):
+        if _is_named(eqn, tag, values):
+            sowing = sowing_of(eqn)
             given = _leaves_for(sowing, values[sowing.name])
-            results: Sequence[Any] = site.equation.outvars
+            results: Sequence[Any] = eqn.outvars
             own = [var.aval.ndim - sowing.n_axes for var in results]
             has_more = any(jnp.ndim(new) > n for new, n in zip(given, own, strict=True))
             if has_more and any(size is not None for size in sowing.axes):

@@ -3,7 +3,7 @@
 The protocol is the same for all transformations: collect the tracked parameters, make a pure function of
 their flat values, hand it to a JAX transformation, commit what was written.
 
-    Plan             everything about keyword arguments that does not change from call to call: which
+    Inventory        everything about keyword arguments that does not change from call to call: which
                      parameters they hold (each once, the default random generator included), where, and
                      their structure
     execute          the core of the pure function: the user's function on live objects
@@ -68,7 +68,7 @@ def plain_values(positions: Sequence[int], kwargs: Mapping[str, Any]) -> list[An
     return [leaves[position] for position in positions]
 
 
-class Plan:
+class Inventory:
     """The tracked content of some keyword arguments.
 
     Attributes:
@@ -204,7 +204,7 @@ class Outcome(NamedTuple):
 
 
 def execute(
-    plan: Plan,
+    inventory: Inventory,
     function: Callable[..., Any],
     values: Sequence[Any],
     args: tuple[Any, ...],
@@ -212,17 +212,17 @@ def execute(
     is_barrier: bool = False,
 ) -> Outcome:
     """Run the user's function on the caller's live objects, with `values` for what they hold."""
-    count = len(plan.params)
+    count = len(inventory.params)
     # Taken apart outside of the frame, put together inside: a positional module is a copy that belongs
     # to the frame, never the caller's.
     leaves, treedef = jax.tree.flatten(args)
-    with enter(plan, values[:count], is_barrier=is_barrier) as frame:
+    with enter(inventory, values[:count], is_barrier=is_barrier) as frame:
         copies = jax.tree.unflatten(treedef, leaves)
-        kwargs = plan.live_kwargs(values[count:])
+        kwargs = inventory.live_kwargs(values[count:])
         before = _contents(kwargs)
         result = function(*copies, **kwargs)
-        result, returns_live = plan.detach(result)
-    plan.check_unedited()
+        result, returns_live = inventory.detach(result)
+    inventory.check_unedited()
     _check_contents(before)
     return Outcome(result, frame, returns_live)
 
@@ -275,14 +275,14 @@ class Call:
     """The tracked state of one call.
 
     Attributes:
-        plan: the parameters and their paths.
+        inventory: the parameters and their paths.
         values: the values of all slots at the start.
         written: slots that any run of the function has set.
     """
 
     def __init__(self, kwargs: Mapping[str, Any]) -> None:
-        self.plan = Plan(kwargs)
-        self.values = self.plan.read(kwargs)
+        self.inventory = Inventory(kwargs)
+        self.values = self.inventory.read(kwargs)
         self.written: set[int] = set()
         self._static_runs: list[dict[int, Any]] = []
         self._returns_live = False
@@ -298,11 +298,11 @@ class Call:
         """
 
         def run(values: Sequence[Any], *args: Any) -> tuple[Any, list[Any]]:
-            result, frame, returns_live = execute(self.plan, function, values, args)
+            result, frame, returns_live = execute(self.inventory, function, values, args)
             if within is not None:
                 frame.check_types_kept(within)
-            self.written.update(self.plan.slots_of(frame.written))
-            self._static_runs.append(self.plan.static_writes(frame.statics))
+            self.written.update(self.inventory.slots_of(frame.written))
+            self._static_runs.append(self.inventory.static_writes(frame.statics))
             self._returns_live |= returns_live
             return result, frame.results()
 
@@ -312,13 +312,13 @@ class Call:
     def finish(self, result: Any, values: Sequence[Any], *, is_loop: bool = False) -> Any:
         """Commit what was written, and put the caller's own objects back into a result."""
         static_writes = self._agreed_static_writes(is_loop)
-        write_all((self.plan.params[slot], values[slot]) for slot in sorted(self.written))
-        self.plan.commit_statics(static_writes)
+        write_all((self.inventory.params[slot], values[slot]) for slot in sorted(self.written))
+        self.inventory.commit_statics(static_writes)
         return self.attach(result)
 
     def attach(self, result: Any) -> Any:
         """A result with the caller's own objects in their places."""
-        return self.plan.attach(result) if self._returns_live else result
+        return self.inventory.attach(result) if self._returns_live else result
 
     def _agreed_static_writes(self, is_loop: bool) -> dict[int, Any]:
         """Static writes have no array to travel in: all traces of a call must agree on them."""
@@ -326,7 +326,7 @@ class Call:
         if not runs or all(same(run, runs[0]) for run in runs):
             return runs[0] if runs else {}
         # Setting what is there already changes nothing, in a loop and in one branch alone too.
-        held = {place: self.plan.statics[place].get() for run in runs for place in run}
+        held = {place: self.inventory.statics[place].get() for run in runs for place in run}
         runs = [{place: v for place, v in run.items() if not same(v, held[place])} for run in runs]
         if all(same(run, runs[0]) for run in runs):
             return runs[0]

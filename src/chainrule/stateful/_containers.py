@@ -1,7 +1,7 @@
 """Containers that belong to a model: lists, dictionaries and tuples that know when they change.
 
 A module turns the plain containers assigned to it into these. They are the same to use, refuse to be
-edited inside a transformed function, tell cached plans when they are edited outside, and are pytree nodes
+edited inside a transformed function, tell jitted functions when they are edited outside, and are pytree nodes
 whose items without arrays (activation functions, names) are structure, not leaves.
 """
 

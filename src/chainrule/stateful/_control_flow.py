@@ -50,7 +50,7 @@ class Scan(Transformation):
         return self._run(Call(kwargs), init, xs, is_first_apart=True)
 
     def _run(self, call: Call, init: Any, xs: Any, *, is_first_apart: bool) -> tuple[Any, Any]:
-        axes = resolve_mask(self._mask, call.plan, None)
+        axes = resolve_mask(self._mask, call.inventory, None)
         sliced = [slot for slot, axis in enumerate(axes) if axis is not None]
 
         def step(carry: Any, x: Any, within: str | None = "the body of a scan") -> Any:
@@ -166,7 +166,7 @@ class WhileLoop(Transformation):
         call = Call(kwargs)
         condition = call.pure(self._cond, within="the condition of a while_loop")
         step = call.pure(self._fun, within="the body of a while_loop")
-        plain = call.values[len(call.plan.params) :]
+        plain = call.values[len(call.inventory.params) :]
 
         # JAX's condition cannot return state. It is evaluated ahead, at the end of every step, and its
         # answer is carried: so it may draw random keys and write like any other function.
@@ -235,7 +235,7 @@ def fori_loop(
     """
     call = Call(tracked)
     step = call.pure(body_fun, within="the body of a fori_loop")
-    count = len(call.plan.params)
+    count = len(call.inventory.params)
     plain = call.values[count:]
 
     def body(number: Any, carry: Any) -> Any:

@@ -18,7 +18,14 @@ import numpy as np
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from chainrule._errors import DefinitionError
-from chainrule.stateful._call import Call, Transformation, decorator, keyword_of, tracking_self
+from chainrule.stateful._call import (
+    Call,
+    Transformation,
+    decorator,
+    keyword_of,
+    name_of,
+    tracking_self,
+)
 from chainrule.stateful._masks import TRAINABLE, Mask, nothing_selected, resolve_places
 from chainrule.stateful._values import is_inexact
 
@@ -37,7 +44,7 @@ class Selection:
     def __init__(self, call: Call, mask: Any) -> None:
         self.is_given = mask is not None
         self._call = call
-        chosen = resolve_places(_with_default(mask), call.plan, False)
+        chosen = resolve_places(_with_default(mask), call.inventory, False)
         self._paths = {
             slot: path
             for slot, (is_on, path) in enumerate(chosen)
@@ -52,9 +59,9 @@ class Selection:
             InputError: it is one.
         """
         found = {keyword_of(path) for path in self._paths.values()}
-        names = self._call.plan.names
+        names = self._call.inventory.names
         asked = {names: mask} if not isinstance(mask, dict) else mask
-        kwargs = self._call.plan.live_kwargs([None] * len(self._call.plan.plain))
+        kwargs = self._call.inventory.live_kwargs([None] * len(self._call.inventory.plain))
         for keywords, entry in asked.items():
             wanted = keywords if isinstance(keywords, tuple) else (keywords,)
             is_question = entry is True or isinstance(entry, (Mask, type, types.UnionType))
@@ -69,7 +76,7 @@ class Selection:
 
         A parameter that is a keyword argument itself has no path: `{keyword: value}`.
         """
-        tree: Tree = {name: {} for name in self._call.plan.names} if self._paths else {}
+        tree: Tree = {name: {} for name in self._call.inventory.names} if self._paths else {}
         for slot, path in self._paths.items():
             name = keyword_of(path)
             if path == name:
@@ -145,29 +152,33 @@ def _with_default(mask: Any) -> Any:
     return mask
 
 
-class _Derivative(Transformation):
-    """A derivative function.
+class Derivative(Transformation):
+    """A function that differentiates another one; see `grad` and its like.
 
-    Attributes:
+    Args:
+        fun: the function.
         transform: the JAX transformation; it understands `argnums` and `has_aux`.
-        returns_value: whether its result is `((value, aux), derivative)` or `(derivative, aux)`.
+        argnums: positional arguments to differentiate.
+        has_aux: whether the function returns `(value, aux)`.
+        kwargs_mask: parameters to differentiate.
+        **jax_options: of the transformation.
     """
-
-    transform: ClassVar[Callable[..., Any]]
-    returns_value: ClassVar[bool] = False
 
     def __init__(
         self,
         fun: Callable[..., Any],
         *,
+        transform: Callable[..., Any],
         argnums: int | Sequence[int] | None = None,
         has_aux: bool = False,
         kwargs_mask: Any = None,
         **jax_options: Any,
     ) -> None:
         super().__init__(
-            fun, argnums=argnums, has_aux=has_aux, kwargs_mask=kwargs_mask, **jax_options
-        )
+            fun, transform=transform, argnums=argnums, has_aux=has_aux, kwargs_mask=kwargs_mask,
+            **jax_options,
+        )  # fmt: skip
+        self._transform = transform
         self._argnums = argnums
         self._has_aux = has_aux
         self._mask = kwargs_mask
@@ -176,17 +187,18 @@ class _Derivative(Transformation):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
         selection = Selection(call, self._mask)
-        transformed = type(self).transform(
+        transformed = self._transform(
             selection.with_aux(self._fun, self._has_aux),
             argnums=self._argnums_for(args),
             has_aux=True,
             **self._jax_options,
         )
-        if self.returns_value:
-            (value, (aux, values)), derivative = transformed(*selection.arguments(args))
-            result = ((value, aux) if self._has_aux else value), derivative
+        found = transformed(*selection.arguments(args))
+        if self._transform is jax.value_and_grad:
+            (value, (aux, values)), gradient = found
+            result = ((value, aux) if self._has_aux else value), gradient
         else:
-            derivative, (aux, values) = transformed(*selection.arguments(args))
+            derivative, (aux, values) = found
             result = (derivative, aux) if self._has_aux else derivative
         return call.finish(result, values)
 
@@ -200,39 +212,11 @@ class _Derivative(Transformation):
         chosen = (argnums,) if isinstance(argnums, int) else argnums
         return (*(num % len(args) for num in chosen), len(args))
 
-
-class Grad(_Derivative):
-    """A gradient function; see `grad`."""
-
-    transform = staticmethod(jax.grad)
+    def __repr__(self) -> str:
+        return f"{self._transform.__name__}({name_of(self._fun)})"
 
 
-class ValueAndGrad(_Derivative):
-    """A function that returns its value and gradient; see `value_and_grad`."""
-
-    transform = staticmethod(jax.value_and_grad)
-    returns_value = True
-
-
-class Jacfwd(_Derivative):
-    """A Jacobian function, column by column; see `jacfwd`."""
-
-    transform = staticmethod(jax.jacfwd)
-
-
-class Jacrev(_Derivative):
-    """A Jacobian function, row by row; see `jacrev`."""
-
-    transform = staticmethod(jax.jacrev)
-
-
-class Hessian(_Derivative):
-    """A Hessian function; see `hessian`."""
-
-    transform = staticmethod(jax.hessian)
-
-
-def _make(cls: type[_Derivative], summary: str, example: str = "") -> Any:
+def _make(transform: Callable[..., Any], summary: str, example: str = "") -> Any:
     def derivative(
         fun: Callable[..., Any] | None = None,
         argnums: int | Sequence[int] | None = None,
@@ -242,11 +226,11 @@ def _make(cls: type[_Derivative], summary: str, example: str = "") -> Any:
         **jax_options: Any,
     ) -> Any:
         return decorator(
-            cls, fun, argnums=argnums, has_aux=has_aux, kwargs_mask=kwargs_mask, **jax_options
-        )
+            Derivative, fun, transform=transform, argnums=argnums, has_aux=has_aux,
+            kwargs_mask=kwargs_mask, **jax_options,
+        )  # fmt: skip
 
-    name = {"ValueAndGrad": "value_and_grad"}.get(cls.__name__, cls.__name__.lower())
-    derivative.__name__ = derivative.__qualname__ = name
+    derivative.__name__ = derivative.__qualname__ = transform.__name__
     derivative.__doc__ = f"""{summary}
 
     Args:
@@ -265,9 +249,9 @@ def _make(cls: type[_Derivative], summary: str, example: str = "") -> Any:
     return derivative
 
 
-grad = _make(Grad, "The gradient of a scalar function.")
+grad = _make(jax.grad, "The gradient of a scalar function.")
 value_and_grad = _make(
-    ValueAndGrad,
+    jax.value_and_grad,
     "The value and the gradient of a scalar function.",
     """
     Example:
@@ -280,9 +264,9 @@ value_and_grad = _make(
         (11.0, [3.0, 4.0])
     """,
 )
-jacfwd = _make(Jacfwd, "The Jacobian, by forward mode.")
-jacrev = _make(Jacrev, "The Jacobian, by reverse mode.")
-hessian = _make(Hessian, "The Hessian, by forward over reverse mode.")
+jacfwd = _make(jax.jacfwd, "The Jacobian, by forward mode.")
+jacrev = _make(jax.jacrev, "The Jacobian, by reverse mode.")
+hessian = _make(jax.hessian, "The Hessian, by forward over reverse mode.")
 
 
 def jvp(

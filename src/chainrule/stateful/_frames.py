@@ -91,7 +91,7 @@ class Frame:
     """The values of the parameters that one run of a transformed function tracks.
 
     Attributes:
-        plan: knows the paths of parameters, for messages.
+        inventory: knows the paths of parameters, for messages.
         entry: the values at the start, by the identity of the parameter.
         values: the values now.
         written: identities of parameters that were set.
@@ -102,13 +102,21 @@ class Frame:
     """
 
     __slots__ = (
-        "entry", "is_barrier", "plan", "serial", "static_reads", "statics", "trace", "values", "written",
+        "entry",
+        "inventory",
+        "is_barrier",
+        "serial",
+        "static_reads",
+        "statics",
+        "trace",
+        "values",
+        "written",
     )  # fmt: skip
 
-    def __init__(self, plan: Any, values: Sequence[Any], is_barrier: bool) -> None:
-        self.plan = plan
+    def __init__(self, inventory: Any, values: Sequence[Any], is_barrier: bool) -> None:
+        self.inventory = inventory
         self.entry = {
-            id(param): _own(value) for param, value in zip(plan.params, values, strict=True)
+            id(param): _own(value) for param, value in zip(inventory.params, values, strict=True)
         }
         self.values = dict(self.entry)
         self.written: set[int] = set()
@@ -119,15 +127,17 @@ class Frame:
         self.trace = current_trace()
 
     def results(self) -> list[Any]:
-        """The values of all tracked parameters, in the plan's order."""
-        return [self.values[id(param)] for param in self.plan.params]
+        """The values of all tracked parameters, in the inventory's order."""
+        return [self.values[id(param)] for param in self.inventory.params]
 
     def check_types_kept(self, where: str) -> None:
         """Raise where a loop or a branch would need one type before and after, and has two."""
-        for param in self.plan.params:
+        for param in self.inventory.params:
             old, new = self.entry[id(param)], self.values[id(param)]
             if id(param) in self.written and not same_type(old, new):
-                error = _changed(self.plan.path_of(param), old, new, "structure_changed", where)
+                error = _changed(
+                    self.inventory.path_of(param), old, new, "structure_changed", where
+                )
                 raise TypesChangedError(error, is_from_none=old is None)
 
 
@@ -137,9 +147,9 @@ def _own(value: Any) -> Any:
 
 
 @contextmanager
-def enter(plan: Any, values: Sequence[Any], *, is_barrier: bool = False) -> Iterator[Frame]:
+def enter(inventory: Any, values: Sequence[Any], *, is_barrier: bool = False) -> Iterator[Frame]:
     """Run the body on a new frame."""
-    frame = Frame(plan, values, is_barrier)
+    frame = Frame(inventory, values, is_barrier)
     outer = local.stack
     local.stack = (*outer, frame)
     try:
@@ -166,7 +176,7 @@ def make_outside(state: Any, sources: Mapping[str, Any], make: Callable[[Any], A
     frame = local.stack[-1] if local.stack else None
     if frame is None or not frame.is_barrier:
         return
-    slots = {id(param): slot for slot, param in enumerate(frame.plan.params)}
+    slots = {id(param): slot for slot, param in enumerate(frame.inventory.params)}
     needed = {id(state), *map(id, sources.values())}
     if needed <= slots.keys() and not needed & frame.written:
         places = {name: slots[id(param)] for name, param in sources.items()}
@@ -221,7 +231,7 @@ def _fit(param: Any, frame: Frame, value: Any) -> Any:
         return fitted
     if type(param).keeps_type:
         raise _changed(
-            frame.plan.path_of(param), old, value, "value_changed", "a transformed function"
+            frame.inventory.path_of(param), old, value, "value_changed", "a transformed function"
         )
     return value
 
@@ -245,7 +255,7 @@ def read_static(param: Any) -> Any:
     for frame in reversed(local.stack):
         if key in frame.statics:
             return frame.statics[key]
-        if frame.plan.tracks_static(param):
+        if frame.inventory.tracks_static(param):
             frame.static_reads.add(key)
         elif param._birth >= frame.serial:
             break
@@ -270,7 +280,7 @@ def write_static(param: Any, value: Any) -> None:
             restructured(param)
         return
     frame = stack[-1]
-    if frame.plan.tracks_static(param):
+    if frame.inventory.tracks_static(param):
         frame.statics[id(param)] = value
     elif param._birth >= frame.serial:
         param._value = value
@@ -355,7 +365,7 @@ def _untracked_write(param: Any, frame: Frame) -> TrackingError:
 
 
 def _tracked_here(frame: Frame) -> str:
-    names = frame.plan.names
+    names = frame.inventory.names
     return f"Tracked here: {', '.join(f'`{name}`' for name in names) if names else 'nothing'}."
 
 

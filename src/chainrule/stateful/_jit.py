@@ -36,7 +36,7 @@ from jax.sharding import AxisType, reshard
 from chainrule._errors import InputError
 from chainrule._jaxpr import NO_TRACE, trace_state
 from chainrule.stateful._call import (
-    Plan,
+    Inventory,
     Transformation,
     decorator,
     execute,
@@ -69,9 +69,9 @@ class _Objects:
 
     __slots__ = ("_leaves", "_treedef")
 
-    def __init__(self, kwargs: Mapping[str, Any], plan: Plan) -> None:
+    def __init__(self, kwargs: Mapping[str, Any], inventory: Inventory) -> None:
         leaves, self._treedef = jax.tree.flatten(dict(kwargs), is_leaf=has_identity)
-        plain = set(plan.plain)
+        plain = set(inventory.plain)
         self._leaves = [
             0 if i in plain else weakref.ref(leaf) if has_identity(leaf) else leaf
             for i, leaf in enumerate(leaves)
@@ -131,7 +131,7 @@ class Program:
 
     Args:
         owner: the jitted function.
-        plan: any plan with that structure.
+        inventory: any inventory with that structure.
         arity: number of positional arguments.
         reads: positions of the static parameters it may depend on; those that its first trace reads, if
             not given.
@@ -140,24 +140,24 @@ class Program:
     __slots__ = ("_missing", "_owner", "call", "donated", "kept", "reads", "statics")
 
     def __init__(
-        self, owner: Jit, plan: Plan, arity: int, reads: frozenset[int] | None = None
+        self, owner: Jit, inventory: Inventory, arity: int, reads: frozenset[int] | None = None
     ) -> None:
         self._owner = owner
-        self.statics = plan.static_values()
+        self.statics = inventory.static_values()
         self.reads = reads
         self._missing: dict[int, MissingState] = {}
         self.donated: tuple[int, ...] = ()
-        self.kept = tuple(range(len(plan.paths)))
-        self.call = jax.jit(self._flat(), **_flat_options(owner.options, plan, arity))
+        self.kept = tuple(range(len(inventory.paths)))
+        self.call = jax.jit(self._flat(), **_flat_options(owner.options, inventory, arity))
 
     def fits(self, statics: Sequence[Snapshot]) -> bool:
         """Whether it can run with these values of the static parameters."""
         places = range(len(statics)) if self.reads is None else self.reads
         return all(self.statics[place] == statics[place] for place in places)
 
-    def donating(self, slots: Collection[int], plan: Plan, arity: int) -> Program:
+    def donating(self, slots: Collection[int], inventory: Inventory, arity: int) -> Program:
         """This program, with the buffers of some slots given away. It always returns new values for them."""
-        program = Program(self._owner, plan, arity, self.reads)
+        program = Program(self._owner, inventory, arity, self.reads)
         program.donated = tuple(slots)
         program.kept = tuple(slot for slot in self.kept if slot not in program.donated)
         order = sorted(range(len(self.kept)), key=[*program.kept, *slots].__getitem__)
@@ -174,7 +174,7 @@ class Program:
             return result, list(new.values()), notes
 
         flat.__name__ = flat.__qualname__ = name_of(self._owner.fun)
-        options = _flat_options(self._owner.options, plan, arity, program.donated)
+        options = _flat_options(self._owner.options, inventory, arity, program.donated)
         program.call = jax.jit(flat, **options)
         return program
 
@@ -191,7 +191,7 @@ class Program:
         owner = self._owner
 
         def flat(objects: _Objects, values: list[Any], *args: Any) -> Any:
-            plan = owner.plan(objects.kwargs())
+            inventory = owner.inventory(objects.kwargs())
             for slot, missing in self._missing.items():
                 if (
                     values[slot] is None
@@ -199,15 +199,15 @@ class Program:
                     raise StateMissingError(missing)
             try:
                 result, frame, returns_live = execute(
-                    plan, owner.fun, values, args, is_barrier=True
+                    inventory, owner.fun, values, args, is_barrier=True
                 )
             except StateMissingError as error:
                 self._missing[error.missing.slot] = error.missing
                 raise
-            self._note_reads(frozenset(plan.positions(frame.static_reads)))
-            new = _constrain(frame.results(), owner.options["kwargs_shardings"], plan)
-            slots = tuple(plan.slots_of(frame.written))
-            notes = _Notes(slots, plan.static_writes(frame.statics), returns_live)
+            self._note_reads(frozenset(inventory.positions(frame.static_reads)))
+            new = _constrain(frame.results(), owner.options["kwargs_shardings"], inventory)
+            slots = tuple(inventory.slots_of(frame.written))
+            notes = _Notes(slots, inventory.static_writes(frame.statics), returns_live)
             return result, [new[slot] for slot in slots], notes
 
         flat.__name__ = flat.__qualname__ = name_of(owner.fun)
@@ -232,11 +232,11 @@ def _without_repetition(kept: list[Any], donated: list[Any]) -> list[Any]:
     return jax.tree.map(own, donated)
 
 
-def _constrain(values: list[Any], mask: Any, plan: Plan) -> list[Any]:
+def _constrain(values: list[Any], mask: Any, inventory: Inventory) -> list[Any]:
     """A parameter with a sharding keeps it."""
     if mask is None:
         return values
-    shardings = resolve_mask(mask, plan, None)[: len(values)]
+    shardings = resolve_mask(mask, inventory, None)[: len(values)]
     return [_place(value, sharding) for value, sharding in zip(values, shardings, strict=True)]
 
 
@@ -249,7 +249,7 @@ def _place(value: Any, sharding: Any) -> Any:
 
 
 def _flat_options(
-    options: Mapping[str, Any], plan: Plan, arity: int, donated: tuple[int, ...] = ()
+    options: Mapping[str, Any], inventory: Inventory, arity: int, donated: tuple[int, ...] = ()
 ) -> dict[str, Any]:
     """The options of `jax.jit` for a flat function, whose first two or three arguments are ours."""
     offset = 3 if donated else 2
@@ -268,7 +268,7 @@ def _flat_options(
     }
     ins, outs, mask = (options[k] for k in ("in_shardings", "out_shardings", "kwargs_shardings"))
     if ins is not None or mask is not None:
-        per_slot = resolve_mask(mask, plan, None)
+        per_slot = resolve_mask(mask, inventory, None)
         kept = [sharding for slot, sharding in enumerate(per_slot) if slot not in donated]
         given = [[per_slot[slot] for slot in donated]] if donated else []
         user = ins if isinstance(ins, (tuple, list)) else (ins,) * arity
@@ -299,20 +299,25 @@ class _Binding:
     )  # fmt: skip
 
     def __init__(
-        self, plan: Plan, program: Program, arity: int, kwargs: Mapping[str, Any], roots: Any
+        self,
+        inventory: Inventory,
+        program: Program,
+        arity: int,
+        kwargs: Mapping[str, Any],
+        roots: Any,
     ) -> None:
-        structure = plan.structure
+        structure = inventory.structure
         self.program = program
         self.call = program.call
-        self.objects = _Objects(kwargs, plan)
+        self.objects = _Objects(kwargs, inventory)
         self.roots = roots
         self._arity = arity
         self._count = len(kwargs)
         self._identities = [(name, id(value)) for name, value in kwargs.items()]
-        self._cells = [param._cell for param in plan.params]
-        self._plain = plan.plain
-        self._statics = [weakref.ref(static) for static in plan.statics]
-        held = [static for static in plan.static_values() if static.is_editable]
+        self._cells = [param._cell for param in inventory.params]
+        self._plain = inventory.plain
+        self._statics = [weakref.ref(static) for static in inventory.statics]
+        held = [static for static in inventory.static_values() if static.is_editable]
         self._editable = [*structure.editable, *held]
         self._watch = Watch(filter(has_identity, structure.nodes))
         # Edits of containers that are not ours go unnoticed: a binding of such objects serves one call.
@@ -351,7 +356,7 @@ class _Binding:
         for place, value in notes.static_writes.items():
             static: Any = self._statics[place]()
             static.set(value)
-        return Plan(self.objects.kwargs()).attach(result) if notes.returns_live else result
+        return Inventory(self.objects.kwargs()).attach(result) if notes.returns_live else result
 
 
 class _NestedBinding:
@@ -362,8 +367,8 @@ class _NestedBinding:
 
     __slots__ = ("_plan", "call", "objects", "program")
 
-    def __init__(self, plan: Plan, program: Program, objects: _Objects) -> None:
-        self._plan = plan
+    def __init__(self, inventory: Inventory, program: Program, objects: _Objects) -> None:
+        self._plan = inventory
         self.program = program
         self.call = program.call
         self.objects = objects
@@ -471,15 +476,15 @@ class Jit(Transformation):
         self._last = None
         self._programs.clear()
 
-    def plan(self, kwargs: dict[str, Any]) -> Plan:
+    def inventory(self, kwargs: dict[str, Any]) -> Inventory:
         """What is tracked in these keyword arguments."""
-        return Plan(kwargs, self._static_names)
+        return Inventory(kwargs, self._static_names)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Binding | _NestedBinding:
         if local.stack or trace_state.value is not NO_TRACE:
-            plan = self.plan(kwargs)
-            program = self._program(plan, args, kwargs, may_donate=False)
-            return _NestedBinding(plan, program, _Objects(kwargs, plan))
+            inventory = self.inventory(kwargs)
+            program = self._program(inventory, args, kwargs, may_donate=False)
+            return _NestedBinding(inventory, program, _Objects(kwargs, inventory))
         are_nodes = all(map(has_identity, kwargs.values()))
         if are_nodes:
             key: Any = (len(args), *kwargs, *map(id, kwargs.values()))
@@ -509,29 +514,34 @@ class Jit(Transformation):
         return is_arraylike(leaf) and keyword_of(path) not in self._static_names
 
     def _make_binding(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Binding:
-        plan = self.plan(kwargs)
+        inventory = self.inventory(kwargs)
         # Generators make their first state when they are read, and calls read the storage only.
-        plan.read(kwargs)
+        inventory.read(kwargs)
         forget = functools.partial(_forget, weakref.ref(self), key)
         nodes = filter(has_identity, jax.tree.leaves(kwargs, is_leaf=has_identity))
         roots = [weakref.ref(node, forget) for node in nodes]
-        program = self._program(plan, args, kwargs, may_donate=True)
-        return _Binding(plan, program, len(args), kwargs, roots)
+        program = self._program(inventory, args, kwargs, may_donate=True)
+        return _Binding(inventory, program, len(args), kwargs, roots)
 
     def _program(
-        self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_donate: bool
+        self,
+        inventory: Inventory,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        may_donate: bool,
     ) -> Program:
         donates = bool(self.options["donate"]) and may_donate
-        programs = self._programs.setdefault((plan.key, len(args), donates), [])
-        statics = plan.static_values()
+        programs = self._programs.setdefault((inventory.key, len(args), donates), [])
+        statics = inventory.static_values()
         program = next((program for program in programs if program.fits(statics)), None)
         if program is None:
             if donates:
-                plain = self._program(plan, args, kwargs, may_donate=False)
-                slots = self._donated_slots(plain, plan, args, kwargs)
-                program = plain.donating(slots, plan, len(args)) if slots else plain
+                plain = self._program(inventory, args, kwargs, may_donate=False)
+                slots = self._donated_slots(plain, inventory, args, kwargs)
+                program = plain.donating(slots, inventory, len(args)) if slots else plain
             else:
-                program = Program(self, plan, len(args))
+                program = Program(self, inventory, len(args))
             programs.append(program)
         return program
 
@@ -539,37 +549,39 @@ class Jit(Transformation):
         self, reads: frozenset[int], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Put a program that depends on more static parameters before the one whose trace was given up."""
-        plan = self.plan(kwargs)
-        key = (plan.key, len(args))
-        self._programs[(*key, False)].insert(0, Program(self, plan, len(args), reads))
+        inventory = self.inventory(kwargs)
+        key = (inventory.key, len(args))
+        self._programs[(*key, False)].insert(0, Program(self, inventory, len(args), reads))
         self._programs.pop((*key, True), None)
         self._bindings.clear()
         self._last = None
 
     def _make_state(self, missing: MissingState, kwargs: dict[str, Any]) -> None:
         """Make the state whose absence has ended a trace."""
-        plan = self.plan(kwargs)
-        param = plan.params[missing.slot]
-        sources = {name: plan.params[slot] for name, slot in missing.sources.items()}
+        inventory = self.inventory(kwargs)
+        param = inventory.params[missing.slot]
+        sources = {name: inventory.params[slot] for name, slot in missing.sources.items()}
         make_outside(param, sources, missing.make)  # outside of a `jit` around this one, too
         state = missing.make({name: source.value for name, source in sources.items()})
-        sharding = resolve_mask(self.options["kwargs_shardings"], plan, None)[missing.slot]
+        sharding = resolve_mask(self.options["kwargs_shardings"], inventory, None)[missing.slot]
         param.set(state if sharding is None else jax.device_put(state, sharding))
 
-    def _donated_slots(self, program: Program, plan: Plan, args: Any, kwargs: Any) -> list[int]:
+    def _donated_slots(
+        self, program: Program, inventory: Inventory, args: Any, kwargs: Any
+    ) -> list[int]:
         """Slots the function writes, among those the user lets go: found by an abstract run."""
         donate = self.options["donate"]
-        names = plan.names if donate is True else _as_tuple(donate)
-        unknown = sorted(set(names) - set(plan.names))
+        names = inventory.names if donate is True else _as_tuple(donate)
+        unknown = sorted(set(names) - set(inventory.names))
         if unknown:
             raise InputError(
                 f"donate names {', '.join(map(repr, unknown))}, but the call has the keyword arguments "
-                f"{', '.join(map(repr, plan.names)) or 'none'}.",
+                f"{', '.join(map(repr, inventory.names)) or 'none'}.",
                 code="bad_argument",
             )
-        objects = _Objects(kwargs, plan)
-        _, _, notes = program.call.eval_shape(objects, plan.read(kwargs), *args)
-        return [slot for slot in notes.slots if keyword_of(plan.paths[slot]) in names]
+        objects = _Objects(kwargs, inventory)
+        _, _, notes = program.call.eval_shape(objects, inventory.read(kwargs), *args)
+        return [slot for slot in notes.slots if keyword_of(inventory.paths[slot]) in names]
 
 
 def _forget(owner: weakref.ref[Jit], key: Any, _: Any) -> None:

@@ -31,7 +31,7 @@ class Fork:
         self._call = call
         self._after: dict[int, Any] = {}
         self.values = list(call.values)
-        for slot, param in enumerate(call.plan.params):
+        for slot, param in enumerate(call.inventory.params):
             if isinstance(param, RKGState) and param.is_forked and is_shared[slot]:
                 after, lanes = jax.random.split(jax.random.wrap_key_data(call.values[slot]))
                 self._after[slot] = jax.random.key_data(after)
@@ -91,11 +91,11 @@ class Vmap(Transformation):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
-        axes = resolve_mask(self._mask, call.plan, None)
+        axes = resolve_mask(self._mask, call.inventory, None)
         fork = Fork(call, [axis is None for axis in axes])
         lanes = fork.lanes(call.pure(self._fun), self._lane_index)
         try:
-            result, values = self._map(lanes, args, axes, axes[: len(call.plan.params)])(
+            result, values = self._map(lanes, args, axes, axes[: len(call.inventory.params)])(
                 fork.values, *args
             )
         except ValueError as error:
@@ -139,13 +139,13 @@ class Vmap(Transformation):
         shared = [slot for slot in sorted(call.written) if axes[slot] is None]
         culprits = [slot for slot in shared if works(slot, 0) and not works(slot, None)]
         if culprits:
-            paths = ", ".join(f"`{call.plan.paths[slot]}`" for slot in culprits)
+            paths = ", ".join(f"`{call.inventory.paths[slot]}`" for slot in culprits)
             raise TrackingError(
                 f"Under vmap, {paths} is shared by all lanes but was set to a value that differs "
                 "between them. Map it (`kwargs_mask`), or reduce the value over the axis first "
                 "(`jax.lax.pmean(value, axis_name)`).",
                 code="batched_write",
-                path=call.plan.paths[culprits[0]],
+                path=call.inventory.paths[culprits[0]],
             ) from error
 
 
@@ -223,13 +223,13 @@ class ShardMap(Transformation):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
         replicated = PartitionSpec()
-        specs = resolve_mask(self._mask, call.plan, replicated)
+        specs = resolve_mask(self._mask, call.inventory, replicated)
         fork = Fork(call, [spec == replicated for spec in specs])
         mapped = jax.shard_map(
             fork.lanes(call.pure(self._fun), lambda: jax.lax.axis_index(self._mesh.axis_names)),
             mesh=self._mesh,
             in_specs=(specs, *self._in_specs),
-            out_specs=(self._out_specs, specs[: len(call.plan.params)]),
+            out_specs=(self._out_specs, specs[: len(call.inventory.params)]),
             check_vma=self._check_vma,
         )
         result, values = mapped(fork.values, *args)

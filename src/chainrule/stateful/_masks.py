@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chainrule._errors import InputError
-from chainrule.stateful._call import Plan, keyword_of
+from chainrule.stateful._call import Inventory, keyword_of
 from chainrule.stateful._containers import Container
 from chainrule.stateful._module import Module
 from chainrule.stateful._params import BaseParam, Param, ParamCache, StaticParam
@@ -338,32 +338,32 @@ def select(tree: Any, mask: Any) -> dict[str, Any]:
     }
 
 
-def resolve_mask(mask: Any, plan: Plan, off: Any) -> list[Any]:
-    """The value a `kwargs_mask` gives to every slot of a plan.
+def resolve_mask(mask: Any, inventory: Inventory, off: Any) -> list[Any]:
+    """The value a `kwargs_mask` gives to every slot of an inventory.
 
     Args:
         mask: a `Mask` or kind for all parameters; a constant; a function of the keyword arguments that
             returns a tree; or a dictionary from keyword (or tuple of keywords) to any of those or to a
             tree of values. Keywords it does not mention are off.
-        plan: the tracked keyword arguments.
+        inventory: the tracked keyword arguments.
         off: the value of what is not selected.
     """
-    return [value for value, _ in resolve_places(mask, plan, off)]
+    return [value for value, _ in resolve_places(mask, inventory, off)]
 
 
-def resolve_places(mask: Any, plan: Plan, off: Any) -> list[tuple[Any, str]]:
+def resolve_places(mask: Any, inventory: Inventory, off: Any) -> list[tuple[Any, str]]:
     """As `resolve_mask`, with the path under which every slot was selected.
 
     A parameter that several keywords share belongs to the first of them that selects it.
     """
-    entries = _per_keyword(mask, plan)
-    _check_places(entries, plan)
+    entries = _per_keyword(mask, inventory)
+    _check_places(entries, inventory)
     choosers = {name: _chooser(entry, off) for name, entry in entries.items()}
 
     def choose(slot: int, path: str) -> tuple[Any, str]:
-        param = plan.params[slot] if slot < len(plan.params) else None
+        param = inventory.params[slot] if slot < len(inventory.params) else None
         by_keyword: dict[str, list[str]] = {}
-        for place in plan.structure.paths_of(path):
+        for place in inventory.structure.paths_of(path):
             by_keyword.setdefault(keyword_of(place), []).append(place)
         for name, places in by_keyword.items():
             if name in choosers and param is not RKG.key:
@@ -372,25 +372,25 @@ def resolve_places(mask: Any, plan: Plan, off: Any) -> list[tuple[Any, str]]:
                     return value, places[0]
         return off, path
 
-    return [choose(slot, path) for slot, path in enumerate(plan.paths)]
+    return [choose(slot, path) for slot, path in enumerate(inventory.paths)]
 
 
-def _per_keyword(mask: Any, plan: Plan) -> dict[str, Any]:
+def _per_keyword(mask: Any, inventory: Inventory) -> dict[str, Any]:
     if mask is None:
         return {}
     if callable(mask) and not isinstance(mask, (Mask, type, BaseParam, Module)):
-        mask = mask(plan.live_kwargs([None] * (len(plan.paths) - len(plan.params))))
+        mask = mask(inventory.live_kwargs([None] * (len(inventory.paths) - len(inventory.params))))
     if not isinstance(mask, dict):
-        return dict.fromkeys(plan.names, mask)
+        return dict.fromkeys(inventory.names, mask)
     expanded = {}
     for names, entry in mask.items():
         for name in names if isinstance(names, tuple) else (names,):
             expanded[name] = entry
-    unknown = sorted(set(expanded) - set(plan.names))
+    unknown = sorted(set(expanded) - set(inventory.names))
     if unknown:
         raise InputError(
             f"kwargs_mask names {', '.join(map(repr, unknown))}, but the call has the keyword arguments "
-            f"{', '.join(map(repr, plan.names)) or 'none'}.",
+            f"{', '.join(map(repr, inventory.names)) or 'none'}.",
             code="bad_mask",
         )
     return expanded
@@ -415,9 +415,9 @@ def _chooser(entry: Any, off: Any) -> Callable[..., Any]:
     return lambda param, *paths: entry
 
 
-def _check_places(entries: Mapping[str, Any], plan: Plan) -> None:
+def _check_places(entries: Mapping[str, Any], inventory: Inventory) -> None:
     """A misspelled place or pattern in a mask would select nothing, silently."""
-    known = [*plan.paths, *plan.structure.aliases]
+    known = [*inventory.paths, *inventory.structure.aliases]
     # mask → the paths it is asked about, in all keywords it stands for
     reach: dict[Mask, list[str]] = {}
     for name, entry in entries.items():

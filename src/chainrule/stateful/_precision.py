@@ -30,8 +30,8 @@ class Precision(Transformation):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         call = Call(kwargs)
-        is_cast = resolve_mask(self._mask, call.plan, False)
-        count = len(call.plan.params)
+        is_cast = resolve_mask(self._mask, call.inventory, False)
+        count = len(call.inventory.params)
         values = [
             _cast(value, self._compute) if chosen or slot >= count else value
             for slot, (value, chosen) in enumerate(zip(call.values, is_cast, strict=True))

@@ -97,6 +97,11 @@ def take_snapshot(value: Any) -> Any:
 
 
 def _snapshot(value: Any, above: tuple[int, ...]) -> Any:
+    """A value, or what it holds now where it can be edited in place.
+
+    `above` are the identities of the objects around it: one that holds itself ends there. Objects that
+    define their own hash are taken to be values; all others are looked into, attribute by attribute.
+    """
     if isinstance(value, _UNCHANGING) or id(value) in above:
         return value
     if isinstance(value, functools.partial):

@@ -13,7 +13,7 @@ Pictures show themselves in a notebook and have `.svg()`, `.html()`, `.plot(ax)`
 Modules, in reading order:
 
     _picture          shapes as data, SVG, and what every picture can do
-    _matplotlib       the same shapes on the axes of matplotlib
+    _matplotlib       the same shapes on the axes of matplotlib, which is optional
     _layout           places for the nodes of a graph
     _arguments        names of a function's arguments
     _pipeline         a program divided into components and JAX parts

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,10 @@ import numpy as np
 from rich.table import Table
 
 from chainrule.harvest import Stats
-from chainrule.view._picture import Drawing, Picture
+from chainrule.view._picture import CHARACTER, Arrow, Circle, Drawing, Label, Picture, Shape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-from collections.abc import Callable, Sequence
-from typing import TypeGuard
-
-from chainrule.view._picture import CHARACTER, Arrow, Circle, Label, Shape
 
 
 @dataclass(frozen=True)
@@ -50,8 +46,7 @@ class GradientFlow(Picture):
 
     def drawing(self) -> Drawing:
         """One line per value, with both norms on a logarithmic scale."""
-        lines = [(row.name, row.value_norm, row.cotangent_norm, row.nonfinite) for row in self.rows]
-        return draw_flow(lines)
+        return _draw(self.rows)
 
     def __rich__(self) -> Table:
         table = Table("value", "entries", "norm", "cotangent norm", "", "NaN/inf")
@@ -160,25 +155,21 @@ def _bar(norm: float | None, largest: float, width: int = 20) -> str:
 _WIDTH, _LINE, _TOP = 320.0, 24.0, 58.0
 _VALUE, _COTANGENT, _GRID, _WRONG = "#4f46e5", "#d97706", "#e5e7eb", "#b91c1c"
 
-Row = tuple[str, float | None, float | None, int]
-"""Name, norm of the value, norm of the cotangent, number of entries that are not finite."""
 
-
-def draw_flow(rows: Sequence[Row]) -> Drawing:
+def _draw(rows: Sequence[FlowRow]) -> Drawing:
     """Two chains of dots from the first value down to the last; numbers stand beside them."""
-    left = 32 + CHARACTER * max((len(name) for name, *_ in rows), default=0)
+    values = [row.value_norm for row in rows]
+    cotangents = [row.cotangent_norm for row in rows]
+    left = 32 + CHARACTER * max((len(row.name) for row in rows), default=0)
     right = left + _WIDTH
-    low, high = _decades([norm for _, value, cotangent, _ in rows for norm in (value, cotangent)])
+    low, high = _decades([*values, *cotangents])
 
     def across(norm: float) -> float:
         return left + _WIDTH * (math.log10(norm) - low) / (high - low)
 
     bottom = _TOP + _LINE * len(rows)
     shapes: list[Shape] = [*_legend(left), *_grid(low, high, across, bottom)]
-    for norms, colour in (
-        ([value for _, value, _, _ in rows], _VALUE),
-        ([cotangent for _, _, cotangent, _ in rows], _COTANGENT),
-    ):
+    for norms, colour in ((values, _VALUE), (cotangents, _COTANGENT)):
         places = [(across(n), _height(k)) for k, n in enumerate(norms) if _is_drawn(n)]
         if len(places) > 1:
             shapes.append(Arrow(tuple(places), colour, has_head=False))
@@ -223,12 +214,11 @@ def _grid(low: int, high: int, across: Callable[[float], float], bottom: float) 
     return shapes
 
 
-def _texts(row: Row, y: float, right: float) -> list[Shape]:
-    name, value, cotangent, nonfinite = row
-    colour = _WRONG if nonfinite else None
-    norms = ", ".join("–" if norm is None else f"{norm:.3g}" for norm in (value, cotangent))
-    note = f"{norms}  {nonfinite} not finite" if nonfinite else norms
+def _texts(row: FlowRow, y: float, right: float) -> list[Shape]:
+    colour = _WRONG if row.nonfinite else None
+    norms = ", ".join(_number(norm) or "–" for norm in (row.value_norm, row.cotangent_norm))
+    note = f"{norms}  {row.nonfinite} not finite" if row.nonfinite else norms
     return [
-        Label(name, (16, y), starts_here=True, is_strong=True, colour=colour),
-        Label(note, (right + 20, y), starts_here=True, is_faint=not nonfinite, colour=colour),
+        Label(row.name, (16, y), starts_here=True, is_strong=True, colour=colour),
+        Label(note, (right + 20, y), starts_here=True, is_faint=not row.nonfinite, colour=colour),
     ]

@@ -31,16 +31,15 @@ from chainrule._jaxpr import (
     Var,
     close_program,
     component_of,
+    equations_inside,
     evaluate,
     inline_calls,
     locate,
     name_stack_of,
     outside_call_of,
     plain_text,
-    subprograms,
     trace,
     trace_avals,
-    walk,
 )
 from chainrule._jaxpr import Literal as Constant
 from chainrule.elimination.internal import program_work
@@ -70,8 +69,7 @@ def called_components(eqn: JaxprEqn) -> tuple[JaxprEqn, ...]:
     """The calls of components that an equation is or holds."""
     if outside_call_of(eqn) is not None:
         return (eqn,)
-    inner = (site.equation for sub in subprograms(eqn) for site in walk(sub.program))
-    return tuple(each for each in inner if outside_call_of(each) is not None)
+    return tuple(each for each in equations_inside(eqn) if outside_call_of(each) is not None)
 
 
 def open_calls(program: ClosedJaxpr) -> ClosedJaxpr:
@@ -88,8 +86,8 @@ def open_calls(program: ClosedJaxpr) -> ClosedJaxpr:
 def _holds_component(eqn: JaxprEqn) -> bool:
     if called_components(eqn):
         return True
-    inner = (site.equation for sub in subprograms(eqn) for site in walk(sub.program))
-    return component_of(eqn) is None and any(component_of(each) is not None for each in inner)
+    is_inside = any(component_of(each) is not None for each in equations_inside(eqn))
+    return component_of(eqn) is None and is_inside
 
 
 def _pass_through(eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any] | None:

@@ -276,6 +276,7 @@ def test_saved_plans(counted, tmp_path):
     assert str(loaded) == str(plan)
     assert "jacfwd" in str(plan)
     assert "<svg" in plan._repr_html_()
+    assert f"<td>{plan.requests[0].asked}</td>" in plan._repr_html_()
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(chainrule.InputError, match="bad_plan"):
         Plan.load(tmp_path / "other.json", f)
@@ -323,6 +324,7 @@ def test_explanations_show_the_plan(counted):
     assert {"planned", "jacrev", "jacfwd"} <= {candidate.method for candidate in found.candidates}
     assert "4 products" in str(found)
     assert "<svg" in found._repr_html_()
+    assert "<p>4 products in " in found._repr_html_()
     assert explain_jacobian(jnp.sin, x).plan is None
     with pytest.raises(chainrule.ChainruleError, match="calls no component"):
         jacobian(jnp.sin, method="planned")(x)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.elimination.planning.test_search import random_network, random_prices
 
-from chainrule.elimination._planning._network import members
+from chainrule.elimination._cuts import members
 from chainrule.elimination._planning._prices import SitePrices
 from chainrule.elimination._planning._schedule import find_shortest, needed_steps
 from chainrule.elimination._planning._search import find_steps, sweeps

@@ -8,16 +8,9 @@ from dataclasses import replace
 import pytest
 
 from chainrule._errors import CapabilityError
+from chainrule.elimination._cuts import as_set, members, minimal_cut, reached
 from chainrule.elimination._planning._chain import plan_chain
-from chainrule.elimination._planning._memory import find_steps_within
-from chainrule.elimination._planning._network import (
-    Network,
-    SiteNodes,
-    as_set,
-    members,
-    minimal_cut,
-    reached,
-)
+from chainrule.elimination._planning._network import Network, SiteNodes
 from chainrule.elimination._planning._prices import SitePrices
 from chainrule.elimination._planning._search import (
     _beam_search,
@@ -25,6 +18,7 @@ from chainrule.elimination._planning._search import (
     _bound,
     alternatives,
     find_steps,
+    find_steps_within,
     sweeps,
 )
 

@@ -57,11 +57,11 @@ def native_function(program: ClosedJaxpr) -> Callable[..., list[jax.Array]]:
     def through_xla(*operands: Any) -> list[jax.Array]:
         return evaluate(program, operands)
 
-    ways = _ways(program, scalars, through_xla)
+    kernels = _kernels(program, scalars, through_xla)
 
     @jax.custom_jvp
     def function(*operands: Any) -> list[jax.Array]:
-        return jax.lax.platform_dependent(*operands, **ways, default=through_xla)
+        return jax.lax.platform_dependent(*operands, **kernels, default=through_xla)
 
     @function.defjvp
     def derivative(primals: Any, tangents: Any) -> Any:
@@ -70,27 +70,35 @@ def native_function(program: ClosedJaxpr) -> Callable[..., list[jax.Array]]:
     return function
 
 
-Way = Callable[..., list[jax.Array]]
+Computation = Callable[..., list[jax.Array]]
 
 
-def _ways(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> dict[str, Way]:
+def _kernels(
+    program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Computation
+) -> dict[str, Computation]:
     """Platform → kernel, for the platforms of this process."""
     present = {device.platform for device in jax.devices()} | {"cpu"}
-    makers = {"cpu": _cpu_way, "gpu": _gpu_way}
-    ways, reasons = {}, []
+    makers = {"cpu": _cpu_kernel, "gpu": _gpu_kernel}
+    kernels, reasons = {}, []
     for platform in present & makers.keys():
         try:
-            ways["cuda" if platform == "gpu" else platform] = makers[platform](
+            kernels["cuda" if platform == "gpu" else platform] = makers[platform](
                 program, scalars, through_xla
             )
         except NativeUnavailableError as error:
             reasons.append(error)
-    if not ways:
+    if not kernels:
         raise reasons[0]
-    return ways
+    return kernels
 
 
-def _cpu_way(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> Way:
+def _cpu_kernel(
+    program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Computation
+) -> Computation:
+    """One kernel for any batch: it finds the number of elements in the shape of its first result.
+
+    Each `vmap` adds an axis in front of all operands; with it the same kernel loops over more elements.
+    """
     target = _register(program, scalars)
 
     def through_kernel(batch: tuple[int, ...], *operands: Any) -> list[jax.Array]:
@@ -100,7 +108,7 @@ def _cpu_way(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> 
         return list(jax.ffi.ffi_call(target, out_types)(*operands))
 
     @cache
-    def with_batch_axes(rank: int) -> Way:
+    def with_batch_axes(rank: int) -> Computation:
         def single(*operands: Any) -> list[jax.Array]:
             return through_kernel(operands[0].shape[:rank], *operands)
 
@@ -110,11 +118,13 @@ def _cpu_way(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> 
     return with_batch_axes(0)
 
 
-def _gpu_way(program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Way) -> Way:
+def _gpu_kernel(
+    program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Computation
+) -> Computation:
     return on_batches(batched_kernel(scalars), through_xla)
 
 
-def on_batches(kernel: Way, single: Way) -> Way:
+def on_batches(kernel: Computation, single: Computation) -> Computation:
     """`single` for one batch element, `kernel` for a batch of them."""
     function = jax.custom_batching.custom_vmap(lambda *operands: list(single(*operands)))
 

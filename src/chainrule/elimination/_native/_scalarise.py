@@ -23,6 +23,7 @@ from chainrule._jaxpr import (
     inline_calls,
     locate,
 )
+from chainrule._jaxpr._moves import MOVES, move, pad
 from chainrule.elimination._native._scalars import NativeUnavailableError, Node, ScalarProgram
 
 # By the time a kernel is built the derivative has been taken, so custom rules have done their work.
@@ -287,70 +288,17 @@ def _select_n(scalars: ScalarProgram, eqn: JaxprEqn, which: np.ndarray, *cases: 
     return _map(select, which, *cases)
 
 
-def _identity(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-    return x
-
-
 def _as_they_are(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> Any:
     return list(xs) if eqn.primitive.multiple_results else xs[0]
 
 
-def _reshape(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-    order = eqn.params["dimensions"]
-    return (x if order is None else x.transpose(order)).reshape(aval_of(eqn.outvars[0]).shape)
-
-
-def _same_entries(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-    return x.reshape(aval_of(eqn.outvars[0]).shape)
-
-
-def _broadcast(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-    shape = eqn.params["shape"]
-    expanded = [1] * len(shape)
-    for axis, target in enumerate(eqn.params["broadcast_dimensions"]):
-        expanded[target] = x.shape[axis]
-    return np.broadcast_to(x.reshape(expanded), shape)
-
-
-def _transpose(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-    return x.transpose(eqn.params["permutation"])
-
-
-def _slice(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
-    strides = eqn.params["strides"] or (1,) * x.ndim
-    return x[tuple(slice(*bounds) for bounds in zip(starts, limits, strides, strict=True))]
-
-
-def _concatenate(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> np.ndarray:
-    return np.concatenate(xs, axis=eqn.params["dimension"])
-
-
-def _stack(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> np.ndarray:
-    return np.stack(xs, axis=eqn.params["axis"])
-
-
-def _unstack(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> list[np.ndarray]:
-    return list(np.moveaxis(x, eqn.params["axis"], 0))
-
-
-def _tile(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-    return np.tile(x, eqn.params["reps"])
-
-
-def _split(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> list[np.ndarray]:
-    return np.split(x, np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
-
-
-def _rev(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
-    return np.flip(x, eqn.params["dimensions"])
+def _moved(scalars: ScalarProgram, eqn: JaxprEqn, *xs: np.ndarray) -> Any:
+    results = move(eqn, *xs)
+    return results if eqn.primitive.multiple_results else results[0]
 
 
 def _pad(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray, fill: np.ndarray) -> np.ndarray:
-    config = eqn.params["padding_config"]
-    if any(low < 0 or high < 0 or interior for low, high, interior in config):
-        raise NativeUnavailableError("A native kernel pads with plain margins only.")
-    return np.pad(x, [(low, high) for low, high, _ in config], constant_values=int(fill))
+    return pad(x, int(fill), eqn.params["padding_config"])
 
 
 def _reduce(operation: str) -> Rule:
@@ -395,6 +343,8 @@ def _dot_general(scalars: ScalarProgram, eqn: JaxprEqn, a: np.ndarray, b: np.nda
 def _gather(
     scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray, indices: np.ndarray
 ) -> np.ndarray:
+    # JAX's own rule says what is read: it gathers the numbers of the entries, which are counted from 1; 0
+    # is the filling.
     numbered = np.arange(1, x.size + 1, dtype=np.int32).reshape(x.shape)
     params = {**eqn.params, "fill_value": 0}
     with jax.ensure_compile_time_eval():
@@ -416,6 +366,7 @@ def _scatter(operation: str | None) -> Rule:
         updates: np.ndarray,
     ) -> np.ndarray:
         dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
+        # As in `_gather`: the update that lands at a place, counted from 1; 0 where none does.
         numbered = np.arange(1, updates.size + 1, dtype=np.int32).reshape(updates.shape)
         with jax.ensure_compile_time_eval():
             moved = jax.lax.scatter(
@@ -457,21 +408,8 @@ RULES: dict[str, Rule] = {
     "convert_element_type": _convert,
     "select_n": _select_n,
     **dict.fromkeys(TYPE_ONLY, _as_they_are),
-    "copy": _identity,
-    "copy_p": _identity,
-    "stop_gradient": _identity,
-    "reshape": _reshape,
-    "squeeze": _same_entries,
-    "expand_dims": _same_entries,
-    "broadcast_in_dim": _broadcast,
-    "transpose": _transpose,
-    "slice": _slice,
-    "concatenate": _concatenate,
-    "stack": _stack,
-    "unstack": _unstack,
-    "tile": _tile,
-    "split": _split,
-    "rev": _rev,
+    "stop_gradient": _as_they_are,
+    **dict.fromkeys(MOVES, _moved),
     "pad": _pad,
     "gather": _gather,
     "scatter": _scatter(None),

@@ -30,7 +30,7 @@ class Node:
     """One scalar operation.
 
     Attributes:
-        operation: `"input"`, `"constant"`, or the name of an operation in `_lower.OPERATIONS`.
+        operation: `"input"`, `"constant"`, or an operation of `_lower`, such as `"add"`.
         operands: node numbers.
         dtype: `"float32"`, `"float64"` or `"bool"`.
         value: of a constant; for an input the pair (argument, flat position).

@@ -7,15 +7,13 @@ fewest and cheapest products is made first, from shapes alone, and then executed
     _prices     what products with the Jacobian of a site cost, and where the prices come from
     _network    a pipeline as arrays, sites and edges, without values; minimal cuts
     _chain      the exact recurrence for sites in series
-    _search     the steps for any graph: best-first search with a bound, beam search beyond
-    _memory     the steps within a limit on what sites keep
+    _search     the steps for any graph: best-first search with a bound, beam search beyond; within a limit
+                on what sites keep
     _colouring  sites with sparse Jacobians: few products give all of it
     _sites      from the graph of a traced function to its sites and network
     _schedule   which steps wait for which, and the time that several workers take
-    _asking     asking sites for products
-    _execute    carrying out steps on values
+    _execute    carrying out steps on values: asking sites for products
     _plan       `Plan`, `plan_jacobian`
-    _html       a plan in a notebook
 """
 
 from chainrule.elimination._planning._plan import (

@@ -13,9 +13,11 @@ from typing import Any, Literal, get_args
 
 import jax
 
+from chainrule._describe import describe_array
 from chainrule._errors import CapabilityError, InputError
 from chainrule._jaxpr import locate
-from chainrule.elimination._display import table_text
+from chainrule._registry import provided
+from chainrule.elimination._display import NotedTable
 from chainrule.elimination._graph import Graph, holder_of_a_callback
 from chainrule.elimination._linearize import (
     Traced,
@@ -27,11 +29,15 @@ from chainrule.elimination._linearize import (
 )
 from chainrule.elimination._orders import fingerprint
 from chainrule.elimination._planning._execute import execute
-from chainrule.elimination._planning._html import plan_html
-from chainrule.elimination._planning._memory import find_steps_within
 from chainrule.elimination._planning._prices import GivenPrices, Way, is_backwards
 from chainrule.elimination._planning._schedule import find_shortest, makespan
-from chainrule.elimination._planning._search import Step, alternatives, find_steps, sweeps
+from chainrule.elimination._planning._search import (
+    Step,
+    alternatives,
+    find_steps,
+    find_steps_within,
+    sweeps,
+)
 from chainrule.elimination._planning._sites import (
     Pipeline,
     find_pipeline,
@@ -96,7 +102,8 @@ class PlannedRequest:
 class Plan:
     """The cheapest Jacobian of a pipeline, as far as products of its components are concerned.
 
-    It prints as a table, also in a notebook; `save` and `load` keep it as JSON; `execute` carries it out.
+    It prints as a table; a notebook shows the picture of `view.plan` above it. `save` and `load` keep it as
+    JSON; `execute` carries it out.
 
     Attributes:
         requests: one per site, in the order in which they are made. Every site is applied once before.
@@ -258,13 +265,17 @@ class Plan:
         return lines
 
     def __str__(self) -> str:
-        return table_text(COLUMNS, self.rows, self.summary, width=110)
+        return str(self._table)
 
     def _repr_html_(self) -> str:
-        return plan_html(self)
+        return f"<div>{provided('plan_picture')(self).html()}{self._table.html()}</div>"
+
+    @property
+    def _table(self) -> NotedTable:
+        return NotedTable(_COLUMNS, self.rows, self.summary, 110)
 
 
-COLUMNS = ("", "component", "is asked for", "vectors", "messages", "price", "prices by")
+_COLUMNS = ("", "component", "is asked for", "vectors", "messages", "price", "prices by")
 
 
 def _count(number: int, noun: str) -> str:
@@ -492,7 +503,7 @@ def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:
         step.site,
         str(locate(site.equation) or ""),
         step.way,
-        ", ".join(_type(var.aval) for var in variables),
+        ", ".join(describe_array(var.aval) for var in variables),
         step.products * prices.calls,
         prices.messages(step.way, step.products) * prices.calls,
         step.price,
@@ -503,13 +514,7 @@ def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:
 
 
 def _input_types(operands: tuple[Any, ...]) -> tuple[str, ...]:
-    return tuple(map(_type, operands))
-
-
-def _type(value: Any) -> str:
-    """Shape and dtype of an array, as `f32[3,4]`."""
-    kind = value.dtype.name.replace("float", "f").replace("complex", "c")
-    return f"{kind}[{','.join(map(str, value.shape))}]"
+    return tuple(map(describe_array, operands))
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from chainrule._call_prices import problem_of_prices
 from chainrule._errors import InputError
-from chainrule._jaxpr import Offer, OutsideCall, subprograms, walk
+from chainrule._jaxpr import Offer, OutsideCall, equations_inside
 from chainrule.elimination._work import equation_work
 
 if TYPE_CHECKING:
@@ -258,8 +258,7 @@ def _opaque_prices(site: Site) -> SitePrices:
     """One evaluation per call inside, as often as it is made; by JAX's own rules, where it has them."""
     eqn = site.equation
     calls = equation_work(eqn).calls
-    inner = (each.equation for sub in subprograms(eqn) for each in walk(sub.program))
-    names = {each.primitive.name for each in (eqn, *inner)}
+    names = {each.primitive.name for each in (eqn, *equations_inside(eqn))}
     has_jvp = not any("custom_vjp" in name for name in names)
     return SitePrices(
         calls if has_jvp else math.inf,

@@ -10,13 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from chainrule.elimination._planning._network import (
-    Network,
-    as_set,
-    members,
-    reached,
-    reversed_edges,
-)
+from chainrule.elimination._cuts import as_set, between, members
+from chainrule.elimination._planning._network import Network
 from chainrule.elimination._planning._search import Step, edges_of, memory_of
 
 
@@ -26,12 +21,12 @@ def needed_steps(network: Network, steps: Sequence[Step]) -> list[frozenset[int]
     needed = []
     added: list[tuple[int, int]] = []
     for step in steps:
-        between = _between(network, tuple(successors), step)
+        inside = _on_the_way(network, tuple(successors), step)
         needed.append(
             frozenset(
                 position
                 for position, (starts, ends) in enumerate(added)
-                if starts & between and ends & between
+                if starts & inside and ends & inside
             )
         )
         starts, ends = edges_of(network, step)
@@ -41,7 +36,7 @@ def needed_steps(network: Network, steps: Sequence[Step]) -> list[frozenset[int]
     return needed
 
 
-def _between(network: Network, successors: tuple[int, ...], step: Step) -> int:
+def _on_the_way(network: Network, successors: tuple[int, ...], step: Step) -> int:
     """The nodes on paths from a cut to its site, or from a site to its cut; none without a cut."""
     site, cut = network.sites[step.site], as_set(step.cut)
     if step.way not in ("columns", "rows"):
@@ -49,7 +44,7 @@ def _between(network: Network, successors: tuple[int, ...], step: Step) -> int:
     first, last = (
         (cut, as_set(site.operands)) if step.way == "columns" else (as_set(site.results), cut)
     )
-    return reached(successors, first) & reached(reversed_edges(successors), last)
+    return between(successors, first, last)
 
 
 def makespan(network: Network, steps: Sequence[Step], workers: int) -> float:

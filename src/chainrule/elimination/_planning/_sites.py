@@ -7,7 +7,6 @@ directly. The second kind is *opaque*: JAX pushes tangents through it or pulls c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -23,10 +22,9 @@ from chainrule._jaxpr import (
     Products,
     Var,
     as_function,
+    equations_inside,
     locate,
     outside_call_of,
-    subprograms,
-    walk,
 )
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._planning._colouring import Compression, compress
@@ -37,7 +35,7 @@ from chainrule.elimination._planning._prices import (
     check_prices,
     site_prices,
 )
-from chainrule.elimination._rules import is_complex, real_shape
+from chainrule.elimination._rules import is_complex, real_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,8 +197,7 @@ def residual_bytes(site: Site) -> int:
 
 def _calls(eqn: JaxprEqn) -> list[OutsideCall]:
     """The calls of components of an equation, itself or inside."""
-    inner = (site.equation for sub in subprograms(eqn) for site in walk(sub.program))
-    calls = (outside_call_of(each) for each in (eqn, *inner))
+    calls = (outside_call_of(each) for each in (eqn, *equations_inside(eqn)))
     return [call for call in calls if call is not None and call.name is not None]
 
 
@@ -324,4 +321,4 @@ def _live_elements(
 
 def size_of(var: Var) -> int:
     """Real numbers of an array."""
-    return math.prod(real_shape(var.aval))
+    return real_size(var.aval)

@@ -5,8 +5,7 @@ for the partials of that one equation. No edge is ever dropped.
 
     _site           an equation and what a rule gives for it; complex numbers as pairs of real ones
     _elementwise    diagonals: arithmetic and functions of one or two operands, selections
-    _moving         blocks that only move entries: slices, reshapes, transposes, gathers
-    _placing        what puts an array into another: scatters, updates
+    _moving         blocks that only move entries: slices, reshapes, transposes, gathers, scatters
     _sums           sums, contractions and other reductions
     _convolution    convolutions
     _inner          equations that contain programs: `custom_jvp`, `custom_vjp`, `cond` and `switch`
@@ -26,6 +25,7 @@ from chainrule.elimination._rules._site import (
     complex_dtype,
     is_complex,
     real_shape,
+    real_size,
     term_structure,
 )
 from chainrule.elimination._rules._table import has_rule, local_jacobian, register_partials
@@ -40,6 +40,7 @@ __all__ = [
     "is_complex",
     "local_jacobian",
     "real_shape",
+    "real_size",
     "register_partials",
     "term_structure",
     "traced_rule",

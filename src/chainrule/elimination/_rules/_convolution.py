@@ -145,7 +145,11 @@ def _at(tap: Tap, layout: _Layout) -> tuple[int, ...]:
 
 
 def _reach(site: Site, layout: _Layout, d: int, k: int) -> range:
-    """The results along a spatial axis for which a tap reads the signal, and not the padding."""
+    """The results along a spatial axis for which a tap reads the signal, and not the padding.
+
+    These are the p with 0 ≤ p·stride + shift < length: from ⌈-shift / stride⌉ to ⌊(length - 1 - shift) /
+    stride⌋, where -(shift // stride) is ⌈-shift / stride⌉.
+    """
     length = site.operand_shape(0)[layout.signal[2 + d]]
     count = site.result_shape()[layout.result[2 + d]]
     shift, stride = k * layout.dilations[d] - layout.margins[d][0], layout.strides[d]

@@ -113,6 +113,11 @@ def real_shape(aval: Any) -> tuple[int, ...]:
     return (*aval.shape, 2) if is_complex(aval) else tuple(aval.shape)
 
 
+def real_size(aval: Any) -> int:
+    """The number of real numbers in an array."""
+    return math.prod(real_shape(aval))
+
+
 def as_real(value: Any) -> Any:
     """A value as real numbers; the last axis of what was complex is (real, imaginary)."""
     if jnp.iscomplexobj(value):

@@ -11,8 +11,7 @@ from chainrule.elimination._rules._convolution import CONVOLUTION_RULES
 from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._inner import BRANCH_RULES, CALL_RULES
-from chainrule.elimination._rules._moving import MOVING_RULES
-from chainrule.elimination._rules._placing import PLACING_RULES
+from chainrule.elimination._rules._moving import MOVING_RULES, PLACING_RULES
 from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site, is_complex
 from chainrule.elimination._rules._sums import SUMMING_RULES
 from chainrule.elimination._structure import Structure, dense_term, structure_of

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
+
+from chainrule.elimination._cuts import as_set, minimal_cut
 
 ZERO = -1
 """The structure of a product that has no entry: no edge comes of it."""
@@ -126,73 +127,19 @@ def vertex_bounds(problem: Problem, *, until: float = math.inf) -> dict[int, int
     """The least that every vertex can cost, whenever it goes; 0 where that is not known."""
     if not problem.is_scalar:
         return dict.fromkeys(problem.eliminable, 0)
-    forward: list[list[int]] = [[] for _ in range(problem.size)]
-    backward: list[list[int]] = [[] for _ in range(problem.size)]
+    successors, predecessors = [0] * problem.size, [0] * problem.size
     for source, target, _ in problem.edges:
-        forward[source].append(target)
-        backward[target].append(source)
+        successors[source] |= 1 << target
+        predecessors[target] |= 1 << source
+    inputs, outputs = as_set(problem.inputs), as_set(problem.outputs)
     bounds = dict.fromkeys(problem.eliminable, 0)
+
+    def cut(sources: int, sinks: int) -> int:
+        sizes = [1] * problem.size
+        return minimal_cut(sizes, successors, sources, sinks, predecessors=predecessors).size
+
     for v in bounds:
         if time.perf_counter() > until:
             break
-        before = _disjoint_paths(backward, v, problem.inputs)
-        bounds[v] = before * _disjoint_paths(forward, v, problem.outputs)
+        bounds[v] = cut(inputs, predecessors[v]) * cut(successors[v], outputs & ~(1 << v))
     return bounds
-
-
-def _disjoint_paths(neighbours: list[list[int]], start: int, goals: Iterable[int]) -> int:
-    """How many paths from a vertex to any of the goals share no vertex but the start.
-
-    Augmenting paths on the graph with every vertex split in two, (v, 0) where paths enter and (v, 1)
-    where they leave; by Menger's theorem the number is the smallest cut.
-    """
-    ends = set(goals) - {start}
-    flow: set[tuple[tuple[int, int], tuple[int, int]]] = set()
-    count = 0
-    while _augment(neighbours, start, ends, flow):
-        count += 1
-    return count
-
-
-def _augment(
-    neighbours: list[list[int]], start: int, ends: set[int],
-    flow: set[tuple[tuple[int, int], tuple[int, int]]],
-) -> bool:  # fmt: skip
-    source, sink = (start, 1), (-1, 0)
-    came_from: dict[tuple[int, int], tuple[int, int]] = {source: source}
-    reverse: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for tail, head in flow:
-        reverse.setdefault(head, []).append(tail)
-    queue = deque([source])
-    while queue:
-        node = queue.popleft()
-        if node == sink:
-            _flip(came_from, source, sink, flow)
-            return True
-        vertex, side = node
-        if side == 1:
-            onward = [(other, 0) for other in neighbours[vertex]]
-            if vertex in ends:
-                onward.append(sink)
-        else:
-            onward = [(vertex, 1)]
-        for other in onward:
-            if other not in came_from and (node, other) not in flow:
-                came_from[other] = node
-                queue.append(other)
-        for other in reverse.get(node, ()):
-            if other not in came_from:
-                came_from[other] = node
-                queue.append(other)
-    return False
-
-
-def _flip(came_from: dict, source: tuple[int, int], sink: tuple[int, int], flow: set) -> None:
-    node = sink
-    while node != source:
-        previous = came_from[node]
-        if (node, previous) in flow:
-            flow.remove((node, previous))
-        else:
-            flow.add((previous, node))
-        node = previous

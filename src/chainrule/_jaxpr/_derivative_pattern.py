@@ -30,6 +30,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from chainrule._errors import CapabilityError
 from chainrule._jaxpr._evaluate import trace_avals
 from chainrule._jaxpr._moves import (
+    MOVES,
     clamped_start,
     fold,
     gather_windows,
@@ -108,7 +109,7 @@ _known: LRUCache[str, Pattern | CapabilityError] = LRUCache(64)
 def _identity(program: ClosedJaxpr) -> str:
     """A name for all that decides a pattern: the equations, and the constants that may be indices."""
     digest = hashlib.sha256(plain_text(program.jaxpr).encode())
-    held = [sub.program for site in walk(program) for sub in subprograms(site.equation)]
+    held = [sub.program for eqn in walk(program) for sub in subprograms(eqn)]
     for inner in (program, *held):
         for var, const in zip(inner.jaxpr.constvars, inner.consts, strict=True):
             value = _constant(var.aval, const)
@@ -136,9 +137,8 @@ def _read_pattern(program: ClosedJaxpr, avals: Sequence[Any], n_others: int) -> 
 
 def _refuse(program: ClosedJaxpr) -> None:
     equations = 0
-    for site in walk(program):
+    for eqn in walk(program):
         equations += 1
-        eqn = site.equation
         if any(is_reference(atom.aval) for atom in (*eqn.invars, *eqn.outvars)):
             raise CapabilityError(
                 "The pattern of this Jacobian is not known: the program writes to mutable references, and "
@@ -398,27 +398,13 @@ def _each(algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]) -> Sequen
 
 
 def _moving(algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]) -> Sequence[Sets]:
-    sets = operands[0].sets
-    labels = None if sets is None else move(eqn, sets.labels)
-    if sets is None or labels is None:
-        return _everything(algebra, eqn, operands)
-    return [sets.moved(labels)]
-
-
-def _concatenate(algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]) -> Sequence[Sets]:
     found, table = algebra.together(_present(operands))
     own = iter(found)
-    labels = [
+    labels = (
         np.zeros(_shape(atom), np.int64) if operand.sets is None else next(own)
         for atom, operand in zip(eqn.invars, operands, strict=True)
-    ]
-    return [Sets(np.concatenate(labels, eqn.params["dimension"]), table)]
-
-
-def _split(algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]) -> Sequence[Sets]:
-    (sets,) = _present(operands)
-    ends = np.cumsum(eqn.params["sizes"])[:-1]
-    return [sets.moved(part) for part in np.split(sets.labels, ends, eqn.params["axis"])]
+    )
+    return [Sets(moved, table) for moved in move(eqn, *labels)]
 
 
 def _pad(algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]) -> Sequence[Sets]:
@@ -457,6 +443,11 @@ def _dynamic_slice(algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]) 
 def _dynamic_update_slice(
     algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]
 ) -> Sequence[Sets]:
+    """What is written depends on the update, the rest on the operand.
+
+    Where the update begins is not known along some axes, it may land anywhere along them: every place there
+    has all of the update's sets along these axes, and nothing of the operand is certain to be overwritten.
+    """
     operand, update, *indices = operands
     shape, sizes = _shape(eqn.invars[0]), _shape(eqn.invars[1])
     starts = _starts(indices[: len(sizes)], shape, sizes)
@@ -644,7 +635,7 @@ def _convolution(algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]) ->
 
 _ELEMENTWISE = (
     "add sub mul div neg add_any select_n convert_element_type reduce_precision real imag complex conj "
-    "copy copy_p name pvary sharding_constraint"
+    "name pvary sharding_constraint"
 ).split()
 """What a tangent meets on its way. Others are allowed to be missing: their results depend on everything."""
 
@@ -654,17 +645,13 @@ _ACCUMULATING = tuple(
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    **dict.fromkeys(
-        ("broadcast_in_dim", "reshape", "transpose", "squeeze", "slice", "rev"), _moving
-    ),
+    **dict.fromkeys(MOVES, _moving),
     **dict.fromkeys(("device_put", "optimization_barrier"), _each),
     **dict.fromkeys(("reduce_sum", "reduce"), _reduction),
     "cumsum": _along(lambda eqn: [eqn.params["axis"]]),
     "sort": _along(lambda eqn: [eqn.params["dimension"]]),
     "fft": _along(lambda eqn: range(-len(eqn.params["fft_lengths"]), 0)),
     "triangular_solve": _along(lambda eqn: [-2, -1]),
-    "concatenate": _concatenate,
-    "split": _split,
     "pad": _pad,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
