@@ -1,7 +1,9 @@
 """One step of an FMU as a component: schemas, values and derivatives against FMPy and pure JAX."""
 
+import gc
 import threading
 import zipfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -260,6 +262,60 @@ def test_files_that_are_no_fmu(tmp_path, fmus):
         with pytest.raises(DefinitionError, match=reason) as caught:
             load_component(path)
         assert caught.value.code == "bad_fmu"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('start="2" declaredType', 'start="two" declaredType'),
+        ('start="0" min="0"', 'start="99999999999999999999" min="0"'),
+        ('min="0"/></Scalar', 'min="low"/></Scalar'),
+        ('stopTime="1"', 'stopTime="late"'),
+        (' derivative="2"', ""),
+        ('<Derivatives><Unknown index="3"/>', '<Derivatives><Unknown index="-1"/>'),
+    ],
+)
+def test_descriptions_that_cannot_be_used(fmus, tmp_path, old, new):
+    path = copied(fmus("drain2"), tmp_path / "odd.fmu", replace=(old, new))
+    with pytest.raises(DefinitionError, match="model description that cannot be used") as caught:
+        from_fmu(path)
+    assert caught.value.code == "bad_fmu"
+
+
+@pytest.mark.parametrize("more", [{"../outside": "x"}, {"/outside": "x"}, {"c:outside": "x"}])
+def test_archives_that_cannot_be_unpacked(fmus, tmp_path, monkeypatch, more):
+    """Nothing is written elsewhere, no folder is left, and the working directory stays."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    path, where = copied(fmus("drain2"), tmp_path / "odd.fmu", more=more, library=b"no"), Path.cwd()
+    tank = from_fmu(path)
+    for _ in range(2):
+        with pytest.raises(DefinitionError, match="cannot be loaded") as caught:
+            tank.apply({"times": [0.0, 1.0]})
+        assert caught.value.code == "bad_fmu"
+        assert Path.cwd() == where
+    del tank, caught
+    gc.collect()
+    assert {*tmp_path.iterdir()} == {scratch, path}
+    assert [*scratch.iterdir()] == []
+    assert not Path("/outside").exists()
+
+
+def copied(path, target, *, replace=("", ""), more=None, library=None):
+    """An FMU with another description, more files, or another library."""
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(target, "w") as archive:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == "modelDescription.xml":
+                assert replace[0] in content.decode()
+                content = content.decode().replace(*replace, 1).encode()
+            elif library is not None:
+                content = library
+            archive.writestr(name, content)
+        for name, content in (more or {}).items():
+            archive.writestr(name, content)
+    return target
 
 
 def test_wrong_token(fmus):

@@ -85,20 +85,30 @@ class Instances(Generic[T]):
             self._free.append((instance, used))
 
     def _make(self) -> Instance:
-        import fmpy
-
         path = self.description.path
-        with _loading:
-            if self._folder is None:
-                self._folder = tempfile.mkdtemp(prefix="chainrule-fmu-")
-                weakref.finalize(self, _clean_up, self._free, self._folder)
-                fmpy.extract(path, self._folder)
+        # FMPy stays in the folder of a library that does not load.
+        with _loading, contextlib.chdir("."):
             try:
+                if self._folder is None:
+                    self._folder = self._unpacked()
                 return Instance(self.description, self.interface, self._folder)
             except Exception as error:
                 raise DefinitionError(
                     f"{path} cannot be loaded: {error}", code="bad_fmu"
                 ) from error
+
+    def _unpacked(self) -> str:
+        """A folder with the files of the FMU, which goes with this object."""
+        import fmpy
+
+        folder = tempfile.mkdtemp(prefix="chainrule-fmu-")
+        try:
+            fmpy.extract(self.description.path, folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        weakref.finalize(self, _clean_up, self._free, folder)
+        return folder
 
 
 def _failure(description: Description, error: Any, messages: Sequence[str]) -> ComponentError:
