@@ -1,6 +1,9 @@
 """One step of an FMU as a component: schemas, values and derivatives against FMPy and pure JAX."""
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -300,6 +303,29 @@ def test_archives_that_cannot_be_unpacked(fmus, tmp_path, monkeypatch, more):
     assert {*tmp_path.iterdir()} == {scratch, path}
     assert [*scratch.iterdir()] == []
     assert not Path("/outside").exists()
+
+
+def test_what_a_killed_process_has_unpacked_is_removed_by_the_next(fmus, tmp_path, monkeypatch):
+    """Servers end their workers in this way."""
+    path = fmus("drain2")
+    code = """
+import os, signal, sys
+from chainrule.runtime import from_fmu
+tank = from_fmu(sys.argv[1])
+tank.apply({"times": [0.0]})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code, str(path)], env=environment, check=False)
+    (left,) = tmp_path.iterdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tank = from_fmu(path)
+    tank.apply({"times": [0.0]})
+    assert not left.exists()
+    assert len([*tmp_path.iterdir()]) == 1
+    del tank
+    gc.collect()
+    assert [*tmp_path.iterdir()] == []
 
 
 def copied(path, target, *, replace=("", ""), more=None, library=None):
