@@ -16,11 +16,14 @@ _HIDDEN = (
     *range(0x202A, 0x202F),
     *range(0x2066, 0x206A),
 )
-_SHOWN = {code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" for code in _HIDDEN}
+# JSON that is written in ASCII has no controls but the last one, 0x7F: with `\u` it is the same JSON.
+_SHOWN = {code: f"\\x{code:02x}" if code < 0x7F else f"\\u{code:04x}" for code in _HIDDEN}
 
 
 def visible(text: str) -> str:
     r"""Text without control characters: they are written out, a return is a new line.
+
+    JSON stays the same JSON.
 
     Example:
         >>> visible("half \x1b[2J done\r\n")

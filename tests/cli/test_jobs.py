@@ -263,3 +263,15 @@ def test_an_output_that_cannot_be_written(url, command):
         assert done.returncode in (1, 2)
     done = subprocess.run(["sh", "-c", f"{line} 2>&- | head -c 0"], stderr=subprocess.PIPE)
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize(
+    "words", ["--help", "--version", "init --help", "job --help", "completion bash"]
+)
+def test_help_that_cannot_be_written(words):
+    line = f"{sys.executable} -m chainrule {words}"
+    for end, code in ((">&-", "output_closed"), (">/dev/full", "output_failed")):
+        done = subprocess.run(["sh", "-c", f"{line} {end}"], stderr=subprocess.PIPE, text=True)
+        assert "Traceback" not in done.stderr
+        assert f"[{code}]" in done.stderr
+        assert done.returncode in (1, 2)

@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 
+import psutil
 import pytest
 
 pytest.importorskip("uvicorn")
@@ -53,7 +55,7 @@ def test_unsafe_binds_are_refused(tmp_path):
     command = [sys.executable, "-m", "chainrule", "serve", "component.py", "--host", "0.0.0.0"]
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode != 0
     assert list(tmp_path.glob("chainrule/jobs/*")) == []  # nothing is kept for what never ran
@@ -99,7 +101,7 @@ def test_the_same_component_twice_on_one_port(tmp_path, monkeypatch):
     command = [sys.executable, "-m", "chainrule", "serve", source, "--port", "8000"]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "on port 8000 already" in done.stderr
     assert "--port" in done.stderr
@@ -117,8 +119,52 @@ def test_what_keeps_a_server_from_starting_is_one_clear_error(
         (tmp_path / "component.py").write_text(text)
     command = [sys.executable, "-m", "chainrule", "serve", "component.py", "--port", "0"]
     done = subprocess.run(
-        [*command, "--workers", workers], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [*command, "--workers", workers], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == status
     assert f"[{code}]" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>/dev/null"])
+def test_a_server_needs_no_standard_output(tmp_path, closed):
+    (tmp_path / "double.py").write_text("def double(x: float) -> float:\n    return 2 * x\n")
+    options = "--port 0 --workers 0"
+    line = f"exec {sys.executable} -m chainrule serve double.py:double {options} {closed}"
+    with subprocess.Popen(["sh", "-c", line], cwd=tmp_path, stderr=subprocess.PIPE) as server:
+        try:
+            is_silent = "2>" in closed
+            address = _listens_at(server) if is_silent else _announced(server.stderr)
+            with urllib.request.urlopen(f"{address}/health", timeout=300) as response:
+                assert response.status == 200
+        finally:
+            server.terminate()
+        server.stderr.read()
+    assert server.returncode in (0, -signal.SIGTERM)
+
+
+def _announced(stream):
+    return next(line for line in stream if b"Serving at" in line).split()[-1].decode()
+
+
+def _listens_at(server):
+    process = psutil.Process(server.pid)
+    while server.poll() is None:
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                return f"http://127.0.0.1:{connection.laddr.port}"
+        time.sleep(0.05)
+    raise AssertionError(f"the server ended with {server.returncode}")
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [(">&-", "output_closed"), (">/dev/full", "output_failed")]
+)
+def test_a_server_that_cannot_say_where_it_is_stops(tmp_path, end, code):
+    (tmp_path / "double.py").write_text("def double(x: float) -> float:\n    return 2 * x\n")
+    line = f"{sys.executable} -m chainrule serve double.py:double --port 0 --json {end}"
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=300
+    )
+    assert done.returncode in (1, 2)
+    assert json.loads(done.stderr)["error"]["code"] == code

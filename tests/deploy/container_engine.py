@@ -91,7 +91,7 @@ def make_base():
         packages = "python3-minimal,python3-venv,ca-certificates"
         command = ["mmdebstrap", "--variant=minbase", f"--include={packages}", "bookworm"]
         try:
-            subprocess.run([*command, unfinished], check=True, capture_output=True, timeout=150)
+            subprocess.run([*command, unfinished], check=True, capture_output=True, timeout=1200)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             return f"no base image can be made: {(error.stderr or b'')[-200:]!r}"
         unfinished.rename(ARCHIVE)

@@ -70,6 +70,12 @@ def apply(inputs: InputSchema) -> OutputSchema:
             np.fromfile(os.path.join(os.path.dirname(__file__), "weights.bin"))
         case "path_in_words":
             raise ValueError(f"bad mesh {__file__}: 3 m/s at http://example.org/a/b is wrong")
+        case "paths_of_every_kind":
+            here = os.path.dirname(__file__)
+            raise ValueError(
+                f"mesh:{here}/a file://{here}/b sqlite:////{here[1:]}/c -I{here}/d.h "
+                f"'{here}/with a space/e' at http://example.org:80/a/b"
+            )
         case "raise":
             raise ValueError("mesh is empty")
         case "exit_politely":

@@ -276,6 +276,10 @@ def test_the_author_is_heard(served, action, code, text):
             "path_in_words",
             "bad mesh …/fault_component.py: 3 m/s at http://example.org/a/b is wrong",
         ),
+        (
+            "paths_of_every_kind",
+            "mesh:…/a file://…/b sqlite:///…/c -I…/d.h '…/e' at http://example.org:80/a/b",
+        ),
     ],
 )
 def test_callers_do_not_learn_where_files_are(any_served, action, said, wait_until):

@@ -77,7 +77,7 @@ def test_a_caller_cannot_write_lines_of_its_own(caplog):
 
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07 caf\u00e9 \x9b31m"
-SHOWN = "\\x1b[2J\\x1b]0;title\\x07 caf\u00e9 \\x9b31m"
+SHOWN = "\\x1b[2J\\x1b]0;title\\x07 caf\u00e9 \\u009b31m"
 
 
 @pytest.mark.parametrize("wait", ["true", "false"])
@@ -111,4 +111,4 @@ def test_characters_that_come_in_two_pieces(capfdbinary):
     for piece in ("\x9b\u00e9\n".encode()[i : i + 1] for i in range(5)):
         write(piece)
         other(b"-")
-    assert capfdbinary.readouterr().err == b"-\\x9b--\xc3\xa9-\n-"
+    assert capfdbinary.readouterr().err == b"-\\u009b--\xc3\xa9-\n-"

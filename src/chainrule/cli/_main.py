@@ -274,9 +274,9 @@ def make_parser(name: str) -> ArgumentParser:
 def _run(name: str, rest: list[str]) -> int:
     with failures(as_json="--json" in rest, debug="--debug" in rest):
         parser = make_parser(name)
-    if "-h" in rest or "--help" in rest:
-        write_styled(parser.format_help())
-        return 0
+        if "-h" in rest or "--help" in rest:
+            write_styled(parser.format_help())
+            return 0
     options = parser.parse_intermixed_args(rest)
     options.words = rest
     with failures(as_json=options.json, debug=options.debug):
@@ -324,7 +324,8 @@ def _explain_unknown(given: Sequence[str]) -> int:
     """Write which commands there are, and return the exit code."""
     group = {name: c for name, c in COMMANDS.items() if name.startswith(f"{given[0]} ")}
     if group and given[1:2] in (["-h"], ["--help"]):
-        sys.stdout.write(f"Usage: chainrule {given[0]} COMMAND …\n\n{_listed(group)}")
+        with failures():
+            write_text(f"Usage: chainrule {given[0]} COMMAND …\n\n{_listed(group)}")
         return 0
     if group and len(given) == 1:
         sys.stderr.write(f"Usage: chainrule {given[0]} COMMAND …\n\n{_listed(group)}")

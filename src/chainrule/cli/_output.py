@@ -42,8 +42,11 @@ def reserve_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    # The two that are used without a look; both stay open until the process ends.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - stays open until the process ends
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def write_text(text: str) -> None:
@@ -117,19 +120,25 @@ class ResultStream:
         self._descriptor = descriptor
 
     def write(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Write the result as it is."""
+        """Write the result as it is; on a terminal its control characters are written out."""
+        if self.is_terminal:
+            self.write_text(b"".join(pieces).decode(errors="backslashreplace"))
+        else:
+            self._write(pieces)
+
+    def _write(self, pieces: Iterable[bytes | memoryview]) -> None:
         with _write_errors(), open(self._descriptor, "wb", closefd=False) as stream:
             for piece in pieces:
                 stream.write(piece)
 
     def write_text(self, text: str) -> None:
         """Write a result as text."""
-        self.write([visible(text).encode()])
+        self._write([visible(text).encode()])
 
     def show(self, renderable: Any) -> None:
         """Write something that rich can show."""
         text = renderable_text(renderable, is_coloured=takes_colours(self._descriptor))
-        self.write([text.encode()])
+        self._write([text.encode()])
 
     @property
     def is_terminal(self) -> bool:

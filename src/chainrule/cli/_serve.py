@@ -18,7 +18,7 @@ from chainrule._codec import DEFAULT_LIMITS, Limits
 from chainrule._errors import DefinitionError
 from chainrule._folders import state_folder
 from chainrule.cli._debugging import add_debug_port, listen
-from chainrule.cli._output import strong
+from chainrule.cli._output import strong, write_text
 from chainrule.cli._sources import (
     Arguments,
     add_components,
@@ -221,8 +221,7 @@ def _make_pool(options: Namespace) -> Any:
 def _announce(url: str, *, as_json: bool, is_opened: bool) -> None:
     """Where the server is: a line of JSON for the program that started it, or text for people."""
     if as_json:
-        sys.stdout.write(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
-        sys.stdout.flush()
+        write_text(json.dumps({"url": url, "pid": os.getpid()}) + "\n")
     else:
         sys.stderr.write(f"Serving at {url}\n")
         sys.stderr.write(f"Page: {strong(f'{url}/', 2)} (Ctrl-C stops the server)\n")

@@ -266,7 +266,9 @@ def _serve(servers: Mapping[str, Server], *, port: int, on_ready: Callable[[str]
 
     with _listen(port) as listener:
         on_ready(f"http://{_HOST}:{listener.getsockname()[1]}")
-        config = uvicorn.Config(_app(servers), log_level="warning", server_header=False)
+        config = uvicorn.Config(
+            _app(servers), log_level="warning", use_colors=False, server_header=False
+        )
         with suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
 

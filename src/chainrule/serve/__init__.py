@@ -32,7 +32,6 @@ _jobs         calls that outlive the connection that asked for them
 _page         the page of a component, and its description at `/docs`
 _openapi      the server's own routes in the OpenAPI document
 _umbridge     the UM-Bridge protocol
-_scratch      temporary folders that are removed after a crash, too
 internal      what other packages of this project use
 """
 

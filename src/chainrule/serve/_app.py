@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from chainrule._errors import DefinitionError, StorageError
 from chainrule._same_host import is_supported
+from chainrule._scratch import Scratch
 from chainrule.runtime import ComponentConfig, LocalComponent
 from chainrule.serve._calls import Facts
 from chainrule.serve._endpoint import Endpoint, Intake
@@ -32,7 +33,6 @@ from chainrule.serve._page import description_route, page_routes
 from chainrule.serve._pool import Pool, Service, WorkerPool
 from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
-from chainrule.serve._scratch import Scratch
 from chainrule.serve._security import BearerToken
 from chainrule.serve._umbridge import umbridge_routes
 

@@ -23,8 +23,12 @@ _MAX_TEXT = 600
 _FACTS = (
     "exception", "exception_message", "exception_classes", "count", "signal", "exit_code",
 )  # fmt: skip
-# The folders at the beginning of an absolute path; not those of a URL, nor a fraction such as `m/s/s`.
-_FOLDERS = re.compile(r"(?<![\w.:/…)-])/(?:[^\s/'\"`,;:()<>]+/)+")
+# The folders at the beginning of an absolute path; not those of a URL with a host, nor a fraction such as
+# `m/s/s`. In quotes, names of folders may have spaces.
+_FOLDERS = re.compile(
+    r"""(?<=['"`])/[^'"`\n]*/"""
+    r"""|(?:(?<![\w./…)-])|(?<=-[A-Za-z])|(?<=://)|(?<=:///))/(?:[^\s/'"`,;:()<>]+/)+"""
+)
 _STATUS = {
     "duplicate_key": 400,
     "bad_content_encoding": 400,

@@ -151,6 +151,7 @@ class _Runner(uvicorn.Server):
             lifespan="on",
             access_log=False,
             log_level="warning",
+            use_colors=False,  # otherwise it asks standard output, which may be closed
             # As many as are accepted in one turn of the event loop, which others wait for.
             backlog=256,
             timeout_keep_alive=60,
@@ -199,7 +200,11 @@ class _Runner(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started and self._on_ready is not None:
-            self._on_ready(self._url())
+            try:
+                self._on_ready(self._url())
+            except Exception as error:  # raised after an orderly stop
+                self._server.startup_error = error
+                self.should_exit = True
 
     def _url(self) -> str:
         scheme = "https" if self._options.tls_certificate else "http"

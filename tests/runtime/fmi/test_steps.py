@@ -1,7 +1,12 @@
 """One step of an FMU as a component: schemas, values and derivatives against FMPy and pure JAX."""
 
+import gc
+import os
+import subprocess
+import sys
 import threading
 import zipfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -260,6 +265,83 @@ def test_files_that_are_no_fmu(tmp_path, fmus):
         with pytest.raises(DefinitionError, match=reason) as caught:
             load_component(path)
         assert caught.value.code == "bad_fmu"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('start="2" declaredType', 'start="two" declaredType'),
+        ('start="0" min="0"', 'start="99999999999999999999" min="0"'),
+        ('min="0"/></Scalar', 'min="low"/></Scalar'),
+        ('stopTime="1"', 'stopTime="late"'),
+        (' derivative="2"', ""),
+        ('<Derivatives><Unknown index="3"/>', '<Derivatives><Unknown index="-1"/>'),
+    ],
+)
+def test_descriptions_that_cannot_be_used(fmus, tmp_path, old, new):
+    path = copied(fmus("drain2"), tmp_path / "odd.fmu", replace=(old, new))
+    with pytest.raises(DefinitionError, match="model description that cannot be used") as caught:
+        from_fmu(path)
+    assert caught.value.code == "bad_fmu"
+
+
+@pytest.mark.parametrize("more", [{"../outside": "x"}, {"/outside": "x"}, {"c:outside": "x"}])
+def test_archives_that_cannot_be_unpacked(fmus, tmp_path, monkeypatch, more):
+    """Nothing is written elsewhere, no folder is left, and the working directory stays."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    path, where = copied(fmus("drain2"), tmp_path / "odd.fmu", more=more, library=b"no"), Path.cwd()
+    tank = from_fmu(path)
+    for _ in range(2):
+        with pytest.raises(DefinitionError, match="cannot be loaded") as caught:
+            tank.apply({"times": [0.0, 1.0]})
+        assert caught.value.code == "bad_fmu"
+        assert Path.cwd() == where
+    del tank, caught
+    gc.collect()
+    assert {*tmp_path.iterdir()} == {scratch, path}
+    assert [*scratch.iterdir()] == []
+    assert not Path("/outside").exists()
+
+
+def test_what_a_killed_process_has_unpacked_is_removed_by_the_next(fmus, tmp_path, monkeypatch):
+    """Servers end their workers in this way."""
+    path = fmus("drain2")
+    code = """
+import os, signal, sys
+from chainrule.runtime import from_fmu
+tank = from_fmu(sys.argv[1])
+tank.apply({"times": [0.0]})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code, str(path)], env=environment, check=False)
+    (left,) = tmp_path.iterdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tank = from_fmu(path)
+    tank.apply({"times": [0.0]})
+    assert not left.exists()
+    assert len([*tmp_path.iterdir()]) == 1
+    del tank
+    gc.collect()
+    assert [*tmp_path.iterdir()] == []
+
+
+def copied(path, target, *, replace=("", ""), more=None, library=None):
+    """An FMU with another description, more files, or another library."""
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(target, "w") as archive:
+        for name in source.namelist():
+            content = source.read(name)
+            if name == "modelDescription.xml":
+                assert replace[0] in content.decode()
+                content = content.decode().replace(*replace, 1).encode()
+            elif library is not None:
+                content = library
+            archive.writestr(name, content)
+        for name, content in (more or {}).items():
+            archive.writestr(name, content)
+    return target
 
 
 def test_wrong_token(fmus):

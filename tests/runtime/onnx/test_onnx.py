@@ -241,6 +241,36 @@ def test_a_graph_that_differs_is_noticed(tmp_path, monkeypatch):
     assert model.capabilities["jacobian"].status == "absent"
 
 
+def test_inputs_without_room_in_memory_have_no_derivatives(tmp_path):
+    size = [10**6, 10**7]
+    path = save(
+        tmp_path, [helper.make_node("Neg", ["x"], ["y"])], {"x": (F32, size)}, {"y": (F32, size)}
+    )
+    with pytest.warns(RuntimeWarning, match="no room in memory"):
+        model = from_onnx(path)
+    assert model.capabilities["jacobian"].status == "absent"
+
+
+def test_weights_outside_of_the_folder_are_refused(tmp_path):
+    """A model cannot bring files of this machine to its callers."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    (folder := tmp_path / "model").mkdir()
+    for place in ("../secret", str(secret)):
+        weights = onnx.TensorProto(name="w", data_type=F32, dims=[4], data_location=1)
+        for key, value in (("location", place), ("length", "16")):
+            weights.external_data.add(key=key, value=value)
+        node = helper.make_node("Add", ["x", "w"], ["y"])
+        sides = ([helper.make_tensor_value_info(name, F32, [4])] for name in "xy")
+        graph = helper.make_graph([node], "g", *sides, [weights])
+        opset = helper.make_opsetid("", 18)
+        model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+        (folder / "m.onnx").write_bytes(model.SerializeToString())
+        with pytest.raises(DefinitionError) as caught:
+            from_onnx(folder / "m.onnx")
+        assert caught.value.code == "bad_onnx"
+
+
 def test_bad_inputs_and_files(tmp_path):
     model = from_onnx(mlp(tmp_path))
     for inputs, where in (({"x": np.ones((2, 4))}, "x"), ({"z": np.ones((2, 3))}, "z"), ({}, "x")):

@@ -41,6 +41,7 @@ _DTYPES = {
     **{f"{sign}Int{bits}": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 FLOATS = ("Real", "Float64", "Float32")
+_EXPERIMENT = ("startTime", "stopTime", "stepSize", "tolerance")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +112,7 @@ class Description:
         rates: the derivative of each state, under the field of the state.
         directional: whether the FMU multiplies with the Jacobian.
         adjoint: whether the FMU multiplies with the transposed Jacobian.
+        experiment: the numbers of the default experiment; `None` for those that it does not have.
     """
 
     path: Path
@@ -122,6 +124,7 @@ class Description:
     rates: tuple[Variable, ...]
     directional: bool
     adjoint: bool
+    experiment: Mapping[str, float | None]
 
     @property
     def version(self) -> int:
@@ -145,11 +148,6 @@ class Description:
             self.source.modelExchange if interface == "model_exchange" else self.source.coSimulation
         )
 
-    def experiment(self, name: str) -> float | None:
-        """A number of the default experiment."""
-        text = getattr(self.source.defaultExperiment, name, None)
-        return None if text is None else float(text)
-
     def content_hash(self) -> str:
         """Changes when the file does."""
         return hash_files([("fmu", self.path)])
@@ -169,6 +167,19 @@ def read_description(
         DefinitionError: the file is no FMU of FMI 2 or 3 (`bad_fmu`), or has no such variable.
     """
     source, flags = _read(path)
+    try:
+        return _described(path, source, flags, parameters, outputs)
+    except (AttributeError, OverflowError, TypeError, ValueError) as error:
+        raise _bad(path, f"has a model description that cannot be used: {error}") from error
+
+
+def _described(
+    path: Path,
+    source: Any,
+    flags: Mapping[str, str],
+    parameters: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+) -> Description:
     usable = {v.name: v for v in source.modelVariables if v.type in _DTYPES or v.type == "String"}
     left_out = [
         v.name
@@ -193,7 +204,13 @@ def read_description(
         rates=tuple(map(_rate, states, rates)),
         directional=any(flags.get(f"providesDirectionalDerivative{s}") == "true" for s in ("", "s")),
         adjoint=flags.get("providesAdjointDerivatives") == "true",
+        experiment={name: _number(source.defaultExperiment, name) for name in _EXPERIMENT},
     )  # fmt: skip
+
+
+def _number(found: Any, name: str) -> float | None:
+    text = getattr(found, name, None)
+    return None if text is None else float(text)
 
 
 def _read(path: Path) -> tuple[Any, dict[str, str]]:

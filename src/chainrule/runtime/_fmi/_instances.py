@@ -13,17 +13,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from chainrule._errors import ComponentError, DefinitionError
+from chainrule._scratch import Scratch
 from chainrule.runtime._fmi._description import Description, Interface, Variable
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Instances(Generic[T]):
         self.interface = interface
         self._wrap = wrap
         self._free: list[tuple[Instance, T]] = []
-        self._folder: str | None = None
+        self._folder: Path | None = None
         is_single = description.facts(interface).canBeInstantiatedOnlyOncePerProcess
         self._turn: Any = threading.Lock() if is_single else contextlib.nullcontext()
 
@@ -85,20 +85,30 @@ class Instances(Generic[T]):
             self._free.append((instance, used))
 
     def _make(self) -> Instance:
-        import fmpy
-
         path = self.description.path
-        with _loading:
-            if self._folder is None:
-                self._folder = tempfile.mkdtemp(prefix="chainrule-fmu-")
-                weakref.finalize(self, _clean_up, self._free, self._folder)
-                fmpy.extract(path, self._folder)
+        # FMPy stays in the folder of a library that does not load.
+        with _loading, contextlib.chdir("."):
             try:
-                return Instance(self.description, self.interface, self._folder)
+                if self._folder is None:
+                    self._folder = self._unpacked()
+                return Instance(self.description, self.interface, str(self._folder))
             except Exception as error:
                 raise DefinitionError(
                     f"{path} cannot be loaded: {error}", code="bad_fmu"
                 ) from error
+
+    def _unpacked(self) -> Path:
+        """A folder with the files of the FMU, which goes with this object."""
+        import fmpy
+
+        scratch = Scratch("fmu")
+        try:
+            fmpy.extract(self.description.path, scratch.path)
+        except BaseException:
+            scratch.remove()
+            raise
+        weakref.finalize(self, _clean_up, self._free, scratch)
+        return scratch.path
 
 
 def _failure(description: Description, error: Any, messages: Sequence[str]) -> ComponentError:
@@ -116,10 +126,10 @@ def _failure(description: Description, error: Any, messages: Sequence[str]) -> C
     )
 
 
-def _clean_up(free: list[tuple[Instance, Any]], folder: str) -> None:
+def _clean_up(free: list[tuple[Instance, Any]], scratch: Scratch) -> None:
     for instance, _ in free:
         instance.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    scratch.remove()
 
 
 class Event(NamedTuple):

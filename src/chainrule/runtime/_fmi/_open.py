@@ -81,7 +81,7 @@ def from_fmu(
         if number is not None and not (0 < number < float("inf")):
             raise DefinitionError(f"{option} is positive; found {number!r}.", code="bad_option")
     differences = parameter_derivatives == "differences"
-    tolerance = tolerance or description.experiment("tolerance") or _TOLERANCE
+    tolerance = tolerance or description.experiment["tolerance"] or _TOLERANCE
     settings = Settings(method, step_size, tolerance, differences)
     program: Any
     if kind == "step":

@@ -106,7 +106,7 @@ class Simulation:
             for v in d.inputs
         }
         table = create_model("Inputs", time=(_series("rows"), Field(description="s")), **columns)
-        begin, end = d.experiment("startTime") or 0.0, d.experiment("stopTime")
+        begin, end = d.experiment["startTime"] or 0.0, d.experiment["stopTime"]
         times: Any = ... if end is None else np.linspace(begin, end, 101)
         of_times = "when outputs are reported; the simulation starts at the first"
         of_inputs = "linear between rows, a time twice is a jump, the ends hold"
@@ -179,7 +179,7 @@ class CoSimulation(Simulation):
 
     def _steps(self, begin: float, end: float, origin: float) -> Iterator[tuple[float, float]]:
         """Time and length of each step to the next stop."""
-        longest = self.settings.step_size or self.description.experiment("stepSize") or end - begin
+        longest = self.settings.step_size or self.description.experiment["stepSize"] or end - begin
         if self.description.facts("co_simulation").canHandleVariableCommunicationStepSize:
             count = max(1, int(np.ceil((end - begin) / longest - 1e-9)))
             length = (end - begin) / count
@@ -293,7 +293,7 @@ class _Run:
         self._start = vars(inputs.start)
         self._tolerance = simulation.settings.tolerance
         span = float(times[-1] - times[0])
-        by_default = self.description.experiment("stepSize") or span / 1000
+        by_default = self.description.experiment["stepSize"] or span / 1000
         is_adaptive = bool(self.tableau.error)
         self._longest = simulation.settings.step_size or (np.inf if is_adaptive else by_default)
         self._length = min(self._longest, span / 100)

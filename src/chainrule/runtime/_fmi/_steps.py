@@ -55,7 +55,7 @@ class ExchangeStep:
         )
         self.input_schema = create_model(
             "InputSchema",
-            time=(Float64, Field(np.float64(d.experiment("startTime") or 0.0), description="s")),
+            time=(Float64, Field(np.float64(d.experiment["startTime"] or 0.0), description="s")),
             # Stages of an integrator may leave the bounds of a state.
             states=model("States", d.states, bounded=False),
             inputs=model("Inputs", d.inputs),
@@ -159,7 +159,7 @@ class CoSimulationStep:
                 code="bad_fmu",
             )
         self._instances: Instances[Instance] = Instances(d, "co_simulation", lambda i: i)
-        length, begin = d.experiment("stepSize"), np.float64(d.experiment("startTime") or 0.0)
+        length, begin = d.experiment["stepSize"], np.float64(d.experiment["startTime"] or 0.0)
         step: Any = ... if length is None else np.float64(length)
         saved: Any = array_type(make_spec((None,), "uint8"))
         self.input_schema = create_model(

@@ -176,7 +176,10 @@ def _in_jax(path: Path, session: Any, inputs: _Side, outputs: _Side) -> Any:
 def _disagreement(session: Any, traceable: Any, inputs: _Side, outputs: _Side) -> str | None:
     import jax
 
-    example = inputs.random()
+    try:
+        example = inputs.random()
+    except MemoryError as error:
+        return f"inputs to compare with have no room in memory: {error}"
     try:
         names = list(outputs.names.values())
         expected = session.run(names, inputs.to_names(example))

@@ -22,6 +22,7 @@ import orjson
 
 from chainrule._codec import FRAMES_MEDIA_TYPE, negotiate
 from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
+from chainrule._scratch import Scratch
 from chainrule.serve._calls import Call, CallError, Reply
 from chainrule.serve._jobs._live import JobLog, JobQueue, JobWatcher, LiveJob
 from chainrule.serve._jobs._store import JobRecord, JobStore, State, body_digest
@@ -29,7 +30,6 @@ from chainrule.serve._logs import Output
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Service
 from chainrule.serve._problems import problem_reply
-from chainrule.serve._scratch import Scratch
 
 _log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from chainrule._scratch import Scratch
 from chainrule.errors import StorageError
-from chainrule.serve._scratch import Scratch
 
 HOLD = """
 import sys
-from chainrule.serve._scratch import Scratch
+from chainrule._scratch import Scratch
 scratch = Scratch("jobs")
 (scratch.path / "content").write_bytes(b"needed")
 print(scratch.path, flush=True)

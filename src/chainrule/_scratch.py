@@ -1,7 +1,7 @@
-"""Temporary folders that do not pile up: those of servers that were killed are removed by the next one.
+"""Temporary folders that do not pile up: those of processes that were killed are removed by the next one.
 
-A server holds a lock (`flock`) on its folder for as long as it lives, and the kernel gives the lock back
-however the server ends. So a folder that can be locked belongs to no server. A process id would not say
+A process holds a lock (`flock`) on its folder for as long as it lives, and the kernel gives the lock back
+however the process ends. So a folder that can be locked belongs to no process. A process id would not say
 that: in another container the same number is another process, or none, and a server in a container is always
 number 1.
 """
@@ -57,7 +57,7 @@ def _make_locked(purpose: str, place: Path) -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-", dir=place))
         lock = _try_lock(path)
-        # Another server may have found the folder before it was locked, and removed it.
+        # Another process may have found the folder before it was locked, and removed it.
         if lock is not None and path.exists():
             return path, lock
         if lock is not None:
@@ -75,7 +75,7 @@ def _remove_left_behind(place: Path) -> None:
 
 
 def _try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock of a folder; `None` when a server has it, or the folder is gone."""
+    """A descriptor that holds the lock of a folder; `None` when a process has it, or the folder is gone."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
