@@ -333,4 +333,6 @@ def test_a_step_that_leaves_the_domain_becomes_shorter(algorithm, scale):
         found = finite_difference_jacobian(
             apply, {"x": 0.0}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
         )["y"]["x"]
-    np.testing.assert_allclose(found * scale, -0.5, rtol=2e-2)
+    # One forward quotient with a step of a tenth of the scale shows no sign of its error.
+    rtol = 0.1 if algorithm == "forward" else 5e-3
+    np.testing.assert_allclose(found * scale, -0.5, rtol=rtol)
