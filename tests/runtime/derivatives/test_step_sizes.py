@@ -323,7 +323,7 @@ def test_zero_says_nothing_about_its_scale(algorithm, bound, name, scale):
     np.testing.assert_allclose([found * scale, pushed * scale], [slope, 2 * slope], rtol=5e-3)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["central", "richardson"])
 @pytest.mark.parametrize("scale", [1e-9, 1e-7, 3e-6])
 def test_a_step_that_leaves_the_domain_becomes_shorter(algorithm, scale):
     def apply(inputs):
@@ -333,6 +333,4 @@ def test_a_step_that_leaves_the_domain_becomes_shorter(algorithm, scale):
         found = finite_difference_jacobian(
             apply, {"x": 0.0}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
         )["y"]["x"]
-    # One forward quotient with a step of a tenth of the scale shows no sign of its error.
-    rtol = 0.1 if algorithm == "forward" else 5e-3
-    np.testing.assert_allclose(found * scale, -0.5, rtol=rtol)
+    np.testing.assert_allclose(found * scale, -0.5, rtol=5e-3)
