@@ -294,3 +294,43 @@ def test_products_with_nan_are_nan(where):
         {"x": vectors["tangent"]},
     )
     assert np.isnan(found["y"][1])
+
+
+SATURATING = {
+    "tanh": (np.tanh, 1.0),
+    "2 + tanh": (lambda x: 2 + np.tanh(x), 1.0),
+    "logistic": (lambda x: 1 / (1 + np.exp(-x)), 0.25),
+    "sin": (np.sin, 1.0),
+    "odd": (lambda x: x + x**3, 1.0),
+}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("bound", [None, 0.0])
+@given(st.sampled_from(sorted(SATURATING)), st.sampled_from([1e-9, 1e-6, 1e-5, 1e-2, 1.0, 1e4]))
+def test_zero_says_nothing_about_its_scale(algorithm, bound, name, scale):
+    """The quotients of an odd function agree with any step. A voltage of zero varies by microvolts."""
+
+    class Inputs(BaseModel):
+        x: Differentiable[Float64] = Field(ge=bound)
+
+    function, slope = SATURATING[name]
+    apply = lambda m: {"y": function(m.x / scale)}  # noqa: E731
+    at, how = Inputs(x=0.0), {"algorithm": algorithm, "eps": "auto"}
+    with np.errstate(over="ignore"):
+        found = finite_difference_jacobian(apply, at, {"x"}, {"y"}, **how)["y"]["x"]
+        pushed = finite_difference_jvp(apply, at, {"x"}, {"y"}, {"x": 2.0}, **how)["y"]
+    np.testing.assert_allclose([found * scale, pushed * scale], [slope, 2 * slope], rtol=5e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["central", "richardson"])
+@pytest.mark.parametrize("scale", [1e-9, 1e-7, 3e-6])
+def test_a_step_that_leaves_the_domain_becomes_shorter(algorithm, scale):
+    def apply(inputs):
+        return {"y": np.sqrt(1 + inputs["x"] / scale) + np.log(1 - inputs["x"] / scale)}
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = finite_difference_jacobian(
+            apply, {"x": 0.0}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
+        )["y"]["x"]
+    np.testing.assert_allclose(found * scale, -0.5, rtol=5e-3)

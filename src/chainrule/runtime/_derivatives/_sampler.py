@@ -658,7 +658,7 @@ class _Adaptation:
     def _shorten(self) -> None:
         for start in np.unique(self._chosen):
             level = self._levels[start]
-            in_doubt = self._is_long(level) | self._is_doubtful(level)
+            in_doubt = self._is_long(level) | self._is_guessed(level) | self._is_doubtful(level)
             self._shorten_from(int(start), (self._chosen == start) & in_doubt)
 
     def _shorten_from(self, start: int, doubtful: np.ndarray) -> None:
@@ -700,9 +700,21 @@ class _Adaptation:
         per_output = np.max(reach) if self._owner is None else reach[self._owner]
         return np.asarray(per_output > AGREE ** (1 / self._sampler.stencil.order))
 
+    def _is_guessed(self, level: _Level) -> np.ndarray:
+        """The outputs that change much by the step of an input that is zero.
+
+        Zero has no magnitude, so its step is a guess. The quotients of an odd function agree with any step,
+        as do those of a sigmoid to one side. But an output that changes by a small part of itself varies
+        on a longer scale than the step.
+        """
+        from_zero = (self._sampler.origin == 0) & (level.move != 0)
+        guessed = from_zero[self._owner] if self._owner is not None else from_zero.any()
+        return np.asarray(guessed & (np.abs(level.found[0].change) > DOUBT * self._base))
+
     def _is_doubtful(self, level: _Level) -> np.ndarray:
-        """The outputs whose quotients contradict each other by more than their rounding."""
-        doubtful = np.zeros(self._base.shape, bool)
+        """The outputs whose quotients contradict each other by more than their rounding, or are not finite."""
+        finite = np.all([np.isfinite(each.change) for each in level.found], axis=0)
+        doubtful = np.isfinite(self._base) & ~finite
         if level.bend is not None:
             # The quotients to the two sides differ by bend / h and their mean is change / 2h. Four outputs
             # are added up in the bend, twice as many as in a difference.
