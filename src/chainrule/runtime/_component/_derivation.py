@@ -297,8 +297,14 @@ def _seed(value: Any) -> str | None:
 
 
 def _sparsity(value: Any) -> str | None:
-    fits = value == "detect" if isinstance(value, str) else True
-    return None if fits else '"detect" or a pattern'
+    blocks = [value]
+    if isinstance(value, Mapping):
+        rows = value.values()
+        blocks = [b for row in rows for b in (row.values() if isinstance(row, Mapping) else [row])]
+    fits = all(block is None or hasattr(block, "shape") for block in blocks)
+    if fits or (isinstance(value, str) and value == "detect"):
+        return None
+    return '"detect" or a pattern: an array, a sparse matrix, or {output: {input: block}} of these'
 
 
 def _executor(value: Any) -> str | None:
