@@ -90,8 +90,8 @@ def texts_explained(options: Namespace) -> Iterator[None]:
             path, _, value = assignment.partition("=")
             if path == error.path and _as_json(value) is value:
                 error.message = (
-                    f"{error.message.rstrip('.')}. `--set {path}=` takes JSON; {value[:40]!r} is not, and counts as "
-                    "text."
+                    f"{error.message.rstrip('.')}. `--set {path}=` takes JSON; {value[:40]!r} is not, and "
+                    "counts as text."
                 )
         raise
 
