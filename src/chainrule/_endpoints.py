@@ -18,7 +18,10 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from operator import index
 from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
 
 from chainrule._results import Result
 from chainrule._trees import dtype_name, is_arraylike, map_leaves
@@ -498,11 +501,38 @@ def _listed(paths: Any) -> Any:
 
 
 def to_abstract(tree: Any) -> Any:
-    """The tree with `{"shape": …, "dtype": …}` in place of everything that has a shape and a dtype."""
+    """The tree with `{"shape": …, "dtype": …}` in place of everything that has a shape and a dtype.
+
+    Where that is written out already, its sizes may be NumPy integers and its dtype one of NumPy's.
+    """
 
     def describe(leaf: Any) -> Any:
-        if not is_arraylike(leaf):
+        if _is_written_out(leaf):
+            return {
+                **leaf,
+                "shape": [index(size) for size in leaf["shape"]],
+                "dtype": _dtype_name(leaf["dtype"]),
+            }
+        if isinstance(leaf, type) or not is_arraylike(leaf):
             return leaf
         return {"shape": list(leaf.shape), "dtype": dtype_name(leaf)}
 
-    return map_leaves(describe, tree, plain=True)
+    return map_leaves(describe, tree, is_leaf=_is_written_out, plain=True)
+
+
+def _is_written_out(node: Any) -> bool:
+    """Whether a node is a shape and a dtype in a dictionary."""
+    if not (isinstance(node, Mapping) and {"shape", "dtype"} <= node.keys()):
+        return False
+    shape = node["shape"]
+    return isinstance(shape, list | tuple) and all(hasattr(size, "__index__") for size in shape)
+
+
+def _dtype_name(dtype: Any) -> Any:
+    """The name of a dtype of NumPy, or of one of its scalar types; anything else as it is."""
+    if not isinstance(dtype, np.dtype | type):
+        return dtype
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return dtype

@@ -229,7 +229,8 @@ def test_exit_codes_of_apply(run, component, arguments, code, fragment):
         ("@missing.json", "payload_missing"),
         ("missing.json", "write '@missing.json'"),
         ("@.", "payload_missing"),
-        ("@image.png", "json_invalid"),
+        ("@image.png", "The payload file 'image.png': The body is not valid JSON"),
+        ("x=[1.0]", "`--set x=[1.0]`"),
         ("@broken.frames", "frames"),
         ('{"inputs": {"x": {"shape": [1], "dtype": "float64",'
          ' "data": {"encoding": "binref", "buffer": "/etc/passwd"}}}}', "path_not_granted"),
@@ -242,6 +243,27 @@ def test_bad_payloads(run, component, tmp_path, payload, fragment):
     assert (code, out) == (2, b"")
     assert fragment in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["apply", "record", "check-gradients"])
+def test_a_value_that_is_not_json_is_explained(run, component, command):
+    arguments = [component, "apply"] if command == "record" else [component]
+    code, out, err = run(command, *arguments, "--set", "mode=plain", "--set", "x=1.0,2.0")
+    assert (code, out) == (2, b"")
+    assert "found text. `--set x=` takes JSON; '1.0,2.0' is not, and counts as text." in err
+
+
+def test_options_before_the_command(run, component):
+    code, out, err = run("--json", "apply", component, PAYLOAD)
+    assert (code, out) == (2, b"")
+    assert "options follow the command: `chainrule COMMAND … --json`" in err
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "127.0.0.1:8000/c/heat"])
+def test_an_address_without_its_scheme(run, address):
+    code, out, err = run("check", address)
+    assert (code, out) == (2, b"")
+    assert f"http://{address}\n" in err
 
 
 def test_huge_payloads_are_not_read(run, component, tmp_path):

@@ -330,6 +330,12 @@ def _explain_unknown(given: Sequence[str]) -> int:
     if group and len(given) == 1:
         sys.stderr.write(f"Usage: chainrule {given[0]} COMMAND …\n\n{_listed(group)}")
         return 2
+    if given[0].startswith("-"):
+        sys.stderr.write(
+            f"Error: options follow the command: `chainrule COMMAND … {given[0]}`. `chainrule --help` lists "
+            "the commands.\n"
+        )
+        return 2
     import difflib
 
     name = " ".join(given[:2] if group else given[:1])

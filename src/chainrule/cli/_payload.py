@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from chainrule._errors import DecodeError, InputError, LimitError
 from chainrule._paths import Segment, split_path
 from chainrule.runtime import ComponentConfig
 
+_ASSIGNMENT = re.compile(r"[^\W\d][\w.\[\]]*=")
 _SHORT = 300  # characters of a payload that are shown whole
 
 
@@ -77,6 +80,22 @@ def read_payload(
     return payload
 
 
+@contextmanager
+def texts_explained(options: Namespace) -> Iterator[None]:
+    """Where a component refuses an input that `--set` gave, say so if the value was not JSON but text."""
+    try:
+        yield
+    except InputError as error:
+        for assignment in options.values:
+            path, _, value = assignment.partition("=")
+            if path == error.path and _as_json(value) is value:
+                error.message = (
+                    f"{error.message.rstrip('.')}. `--set {path}=` takes JSON; {value[:40]!r} is not, and "
+                    "counts as text."
+                )
+        raise
+
+
 def _corrected(payload: dict[str, Any]) -> str:
     """The payload as it was probably meant: every name that is not a field of a request is an input."""
     # Imported here, so that a correct call does not wait for the derivatives' modules.
@@ -100,7 +119,13 @@ def _decode(text: str, grants: Grants, limits: Limits) -> Any:
     if text.startswith("@"):
         file = Path(text[1:])
         kind = FRAMES_MEDIA_TYPE if file.suffix == ".frames" else "application/json"
-        return decode_body(_read_file(file, limits), media_type=kind, grants=grants, limits=limits)
+        content = _read_file(file, limits)
+        try:
+            return decode_body(content, media_type=kind, grants=grants, limits=limits)
+        except DecodeError as error:
+            raise type(error)(
+                f"The payload file {str(file)!r}: {error.message}", code=error.code, path=error.path
+            ) from error
     if text == "-":
         return decode_body(_read_stdin(limits), grants=grants, limits=limits)
     try:
@@ -111,6 +136,12 @@ def _decode(text: str, grants: Grants, limits: Limits) -> Any:
                 f"The payload is the name of a file, {text!r}. To read the payload from the file, "
                 f"write '@{text}'.",
                 code="payload_is_file_name",
+            ) from error
+        if _ASSIGNMENT.match(text):
+            raise InputError(
+                f"The payload sets one input, {text[:80]!r}. To set single inputs, write "
+                f"`--set {text[:80]}`.",
+                code="payload_is_assignment",
             ) from error
         raise
 
@@ -152,11 +183,16 @@ def _parse_assignment(assignment: str) -> tuple[tuple[Segment, ...], Any]:
             f"--set takes path=value, for example --set a.b=1.5; found {assignment[:80]!r}.",
             code="bad_assignment",
         )
+    return split_path(path), _as_json(value)
+
+
+def _as_json(text: str) -> Any:
+    """What a text says in JSON; the text itself if it is not JSON."""
     try:
         # Not orjson: NaN and Infinity are numbers here, as in every payload.
-        return split_path(path), json.loads(value)
+        return json.loads(text)
     except ValueError:
-        return split_path(path), value
+        return text
 
 
 def _assign(node: Any, segments: tuple[Segment, ...], value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from chainrule.runtime.internal import check_sources
 if TYPE_CHECKING:  # most commands call a component in this process and need no client
     from chainrule.client import Component
     from chainrule.client.internal import Server
+
+_ADDRESS = re.compile(r"[\w.-]+:\d+(/|$)")
 
 # What arguments are added to: a parser, or a group of one.
 Arguments = ArgumentParser | _ArgumentGroup
@@ -165,6 +168,12 @@ def check_exists(component: str) -> None:
             code="component_not_here",
         )
     file = component_file(component)
+    if not file.exists() and _ADDRESS.match(component):
+        raise InputError(
+            f"There is no component at {component!r}. The URL of a served component begins with http:// or "
+            f"https://: http://{component}",
+            code="component_missing",
+        )
     if not file.exists():
         raise InputError(
             f"There is no component at {str(file)!r}. Name a module file, its folder, file.py:name, or "

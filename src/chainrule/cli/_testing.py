@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from chainrule._errors import ChainruleError, InputError
 from chainrule.cli._call import endpoint_name
 from chainrule.cli._output import make_table, result_stream, write_result
-from chainrule.cli._payload import add_payload, given_payload
+from chainrule.cli._payload import add_payload, given_payload, texts_explained
 from chainrule.cli._sources import (
     add_component,
     add_folders,
@@ -98,7 +98,7 @@ def add_gradient_arguments(parser: ArgumentParser) -> None:
 
 def _check_gradients(options: Namespace) -> int:
     """Exit with 1 when a derivative is wrong."""
-    with result_stream() as stdout:
+    with result_stream() as stdout, texts_explained(options):
         component, config = _open(options)
         payload = given_payload(options, config)
         report = check_gradients(
@@ -164,7 +164,7 @@ def add_record_arguments(parser: ArgumentParser) -> None:
 
 def _record(options: Namespace) -> int:
     """Call the endpoint and write the test case."""
-    with result_stream() as stdout, opened(options) as component:
+    with result_stream() as stdout, texts_explained(options), opened(options) as component:
         endpoint = endpoint_name(options.endpoint)
         config = getattr(component, "config", None) or ComponentConfig()
         payload = given_payload(options, config)

@@ -83,13 +83,21 @@ def test_a_forgotten_return():
         forgot.apply({"x": 1.0})
 
 
-@pytest.mark.parametrize("short", ["vjp", "jvp", "hvp", "jac"])
+@pytest.mark.parametrize(
+    "short", ["vjp", "jvp", "hvp", "jac", "vector_jacobian_products", "jacobian_vector_prodcut"]
+)
 def test_short_names_of_endpoints_are_not_ignored(tmp_path, short):
     source = tmp_path / "mine.py"
     source.write_text(MODULE + f"\ndef {short}(*arguments):\n    return {{}}\n")
     with pytest.raises(DefinitionError, match=f"defines {short}") as caught:
         load_component(source)
     assert caught.value.code == "bad_endpoint"
+
+
+def test_helpers_may_be_called_jacobians(tmp_path):
+    source = tmp_path / "mine.py"
+    source.write_text(MODULE + "\ndef jacobians(x):\n    return []\n")
+    assert load_component(source).available_endpoints == ["apply", "abstract_eval", "health"]
 
 
 def test_helpers_with_short_names_may_stand_beside_an_endpoint(tmp_path):

@@ -172,6 +172,27 @@ def test_content_hash_follows_the_script(tmp_path):
     assert make(tmp_path, inputs={**INPUTS, "more": "int?"}).content_hash != first
 
 
+def test_the_folder_in_the_arguments(tmp_path):
+    (tmp_path / "solve").write_text(f"#!{sys.executable}\n{textwrap.dedent(SOLVER)}")
+    (tmp_path / "solve").chmod(0o700)
+    options = {"inputs": INPUTS, "outputs": OUTPUTS, "folder": tmp_path}
+
+    def make_both():
+        solve = ["{folder}/solve", "{input}", "{output}"]
+        script(tmp_path, SOLVER)
+        return [
+            from_command(solve, **options),
+            from_command([sys.executable, "{folder}/solve.py", *solve[1:]], **options),
+        ]
+
+    before = make_both()
+    for component in before:
+        assert component.apply({"x": [1.0]})["y"].tolist() == [2.0]
+    (tmp_path / "solve").write_text("changed")
+    assert make_both()[0].content_hash != before[0].content_hash
+    assert make_both()[1].content_hash == before[1].content_hash
+
+
 def test_component_yaml(tmp_path):
     (tmp_path / "solve").write_text(f"#!{sys.executable}\n{SOLVER}")
     (tmp_path / "solve").chmod(stat.S_IRWXU)

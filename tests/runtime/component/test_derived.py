@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from chainrule._endpoints import JACOBIAN, JVP, VJP
-from chainrule.errors import InputError
+from chainrule.errors import ComponentError, InputError
 from chainrule.runtime import (
     Array,
     Differentiable,
@@ -84,6 +84,43 @@ def make(names):
     module = ModuleType("probe")
     vars(module).update(InputSchema=InputSchema, OutputSchema=OutputSchema, **functions)
     return load_component(module)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize(
+    ("answer", "fragment"),
+    [
+        (None, "None. Does its function end with `return`"),
+        (2.0, "a float, expected a dict"),
+        ({"z": 1.0}, "other keys than it was asked for: missing"),
+    ],
+    ids=str,
+)
+def test_a_wrong_answer_names_the_endpoint_that_the_author_wrote(name, answer, fragment):
+    module = ModuleType("probe")
+    vars(module).update(InputSchema=InputSchema, OutputSchema=OutputSchema, apply=apply)
+    setattr(module, name, lambda **request: answer)
+    component, ones = load_component(module), {"u": np.ones(2), "v": 1.0}
+    for ask in (
+        lambda: component.jacobian(POINT),
+        lambda: component.jacobian_vector_product(POINT, ["a"], ["u"], {"a": np.ones(3)}),
+        lambda: component.vector_jacobian_product(POINT, ["a", "b"], ["u", "v"], ones),
+        lambda: component.value_and_vjp(POINT, ["a", "b"], ["u", "v"], ones),
+    ):
+        with pytest.raises(ComponentError, match=f"{name} returned {fragment}") as caught:
+            ask()
+        assert caught.value.code == "bad_output"
+
+
+def test_a_gradient_of_a_wrong_shape_names_the_endpoint_that_the_author_wrote():
+    module = ModuleType("probe")
+    vars(module).update(InputSchema=InputSchema, OutputSchema=OutputSchema, apply=apply)
+    module.vector_jacobian_product = lambda **request: {"a": np.ones(2)}
+    with pytest.raises(
+        ComponentError, match=r"vector_jacobian_product .* wrong array at \['a'\]"
+    ) as caught:
+        load_component(module).jacobian(POINT, ["a"], ["v"])
+    assert caught.value.code == "bad_output"
 
 
 SUBSETS = [s for k in (1, 2, 3) for s in itertools.combinations(NATIVE, k)]

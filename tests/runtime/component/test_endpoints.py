@@ -552,6 +552,16 @@ def test_abstract_evaluation():
     assert caught.value.code == "array_dimensionality_mismatch"
 
 
+@pytest.mark.parametrize("shape", [[4], (4,), [np.int64(4)], (np.int32(4),)])
+@pytest.mark.parametrize("dtype", ["float64", np.float64, np.dtype("float64")])
+def test_sizes_and_dtypes_of_numpy_in_abstract_inputs(shape, dtype):
+    component = make(
+        {"abstract_eval": lambda abstract_inputs: {"y": abstract_inputs.x, "total": 0.0}}
+    )
+    result = component.abstract_eval({"x": {"shape": shape, "dtype": dtype}})
+    assert result["y"] == {"shape": [4], "dtype": "float64"}
+
+
 def test_abstract_defaults_are_shapes():
     class WithDefault(BaseModel):
         x: Vector = Field(default_factory=lambda: np.zeros(3))

@@ -114,10 +114,61 @@ def test_positional_only_and_keyword_only_arguments():
 
 
 @pytest.mark.parametrize(
+    ("annotation", "returned", "expected"),
+    [
+        (tuple[Number, Vector], 1.0, "a float; .* says a tuple of 2 values"),
+        (tuple[Number, Vector], np.ones(2), "f64.2.; .* says a tuple of 2 values"),
+        (tuple[Number, Vector], (1.0, np.ones(1), 2.0), "says a tuple of 2 values"),
+        (tuple[Number, Vector], None, "end with `return`"),
+        (Pair, (1.0, np.ones(1)), r"says Pair\(first=…, second=…\)"),
+        (Record, {"first": 1.0, "second": np.ones(1)}, r"says Record\(first=…, second=…\)"),
+        (Record, None, "end with `return`"),
+    ],
+)
+def test_a_result_of_another_kind_than_the_return_annotation(annotation, returned, expected):
+    def give(x: Number):
+        return returned
+
+    give.__annotations__["return"] = annotation
+    with pytest.raises(ComponentError, match=expected) as caught:
+        component(give).apply({"x": 1.0})
+    assert caught.value.code == "bad_output"
+
+
+@pytest.mark.parametrize("annotation", [np.ndarray, np.float64, jax.Array, "np.ndarray"])
+@pytest.mark.parametrize("name", ["x", "return"])
+def test_classes_of_arrays_do_not_describe_an_array(name, annotation):
+    def double(x: Number) -> Number:
+        return 2 * x
+
+    double.__annotations__[name] = annotation
+    with pytest.raises(DefinitionError, match=r"`Array\[\.\.\., None\]` for any array") as caught:
+        component(double)
+    assert caught.value.code == "bad_signature"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "fragment"),
+    [
+        (Differentiable, "Differentiable needs the array that it marks"),
+        ("Array[3, Float64]", r"a shape is a tuple .* Float64\]\. "),
+    ],
+)
+def test_annotations_that_are_no_declaration(annotation, fragment):
+    def double(x) -> Number:
+        return 2 * x
+
+    double.__annotations__["x"] = annotation
+    with pytest.raises(DefinitionError, match=fragment):
+        component(double)
+
+
+@pytest.mark.parametrize(
     ("function", "fragment"),
     [
         (lambda x: x, "no annotation"),
         (eval("lambda *args: args"), "takes anything"),
+        (eval("lambda **args: args"), r"The argument \*\*args takes"),
     ],
 )
 def test_functions_without_annotations(function, fragment):
@@ -252,7 +303,9 @@ def test_a_step_for_some_paths():
         ({"eps": {"z": 1.0}}, "differentiable inputs are current"),
         ({"num_samples": 0}, "1 or more"),
         ({"seed": "x"}, "an integer or None"),
-        ({"sparsity": "find"}, '"detect" or a pattern'),
+        ({"sparsity": "find"}, '"detect", "diagonal" or a pattern'),
+        ({"sparsity": 3}, '"detect", "diagonal" or a pattern'),
+        ({"sparsity": {"result": {"current": [[1]]}}}, '"detect", "diagonal" or a pattern'),
         ({"executor": 4}, "submit"),
         ({"show_progress": 1}, "True or False"),
     ],

@@ -446,3 +446,19 @@ def test_cotangents_of_real_inputs_are_real(algorithm):
     if algorithm == "central":
         (expected,) = jax.vjp(turned, x)[1](u)
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("algorithm", ["central", "forward", "richardson"])
+def test_no_derivative_where_an_input_is_not_finite(value, algorithm):
+    found = finite_difference_jacobian(
+        lambda d: {"y": 2 * d["x"]}, {"x": value}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
+    )
+    assert np.isnan(found["y"]["x"])
+
+
+def test_no_derivative_where_an_output_is_not_finite():
+    found = finite_difference_jacobian(
+        lambda d: {"y": d["x"] + np.array([np.inf, 0.0])}, {"x": 1.0}, {"x"}, {"y"}, eps="auto"
+    )
+    np.testing.assert_allclose(found["y"]["x"], [np.nan, 1.0])

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from chainrule.runtime.derivatives import hvp_from_vjp
 
@@ -19,3 +20,13 @@ def test_hessian_of_a_cubic():
         found["a.x"], u * (6 * x + 0.6) * v + 2 * u * x * 2.0, rtol=1e-7, atol=1e-8
     )
     np.testing.assert_allclose(found["b"], np.sum(2 * u * x * v), rtol=1e-7)
+
+
+def test_a_gradient_that_jumps_is_reported_by_the_name_of_its_input():
+    def vjp(inputs, vjp_inputs, vjp_outputs, cotangent):
+        return {"b.x": 1.0 + np.floor(inputs["b"]["x"])}
+
+    with pytest.warns(
+        RuntimeWarning, match=r"'\{gradient by b.x\}' .* by 'b.x' .* do not converge"
+    ):
+        hvp_from_vjp(vjp, {"b": {"x": 3.0}}, {"b.x"}, {"y"}, {"y": 1.0}, {"b.x": 1.0})

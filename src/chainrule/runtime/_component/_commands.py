@@ -80,9 +80,9 @@ def from_command(
 ) -> LocalComponent:
     """Make a component of any executable.
 
-    The command's arguments may contain `{input}` and `{output}` (files that are made for the call) and
-    `{endpoint}`. Without `{input}` the payload is given on standard input, without `{output}` the result
-    is read from standard output. No shell is involved.
+    The command's arguments may contain `{input}` and `{output}` (files that are made for the call),
+    `{endpoint}` and `{folder}`. Without `{input}` the payload is given on standard input, without
+    `{output}` the result is read from standard output. No shell is involved.
 
     Args:
         command: the executable and its arguments, for `apply`. It gets the inputs and gives the outputs.
@@ -97,10 +97,10 @@ def from_command(
         derivatives: `"finite"` to differentiate the command numerically.
         templates: text files that `apply` writes before it runs the command: name → text with `{path}` or
             `{path:format}` where an input belongs. The command then runs in a folder of its own, where these
-            files are; `{folder}` in its arguments is `folder`.
+            files are.
         results: output → the file in which its numbers are, or a pair of the file and a pattern (a regular
             expression) that finds them; the file `stdout` is what the command prints.
-        folder: where the command runs.
+        folder: where the command runs; `{folder}` in its arguments is this folder, as an absolute path.
         environment: variables added to the environment of the command.
         timeout_s: how long one run may take.
         config: settings of this component.
@@ -176,7 +176,7 @@ def _hash_commands(
     for endpoint, command in sorted(commands.items()):
         parts.append((endpoint, "\0".join(command).encode()))
         for argument in command:
-            file = program.folder / argument
+            file = program.folder / program.placed(argument)
             if file.is_file():
                 parts.append((argument, file.read_bytes()))
     return hash_parts(parts)
@@ -204,16 +204,18 @@ class _Program:
 
     def check(self, command: tuple[str, ...]) -> None:
         """Refuse a command whose executable does not exist."""
-        is_path = command and os.sep in command[0]
-        found = command and (
-            (self.folder / command[0]).is_file() if is_path else shutil.which(command[0])
-        )
-        if not found:
+        name = self.placed(command[0]) if command else ""
+        is_path = os.sep in name
+        if not ((self.folder / name).is_file() if is_path else name and shutil.which(name)):
             raise DefinitionError(
-                f"There is no executable {command[0] if command else ''!r} "
+                f"There is no executable {name!r} "
                 + (f"in {self.folder}." if is_path else "on the PATH."),
                 code="command_missing",
             )
+
+    def placed(self, argument: str) -> str:
+        """An argument with the folder of the program in it."""
+        return _fill(argument, {"folder": str(self.folder)})
 
     def run(self, command: tuple[str, ...], endpoint: str, payload: Any) -> Any:
         """Write the payload, run the command, read its result."""
@@ -222,7 +224,7 @@ class _Program:
             write_payload(source, payload, self.format)
             has_decks = endpoint == "apply" and bool(self.decks.templates or self.decks.results)
             places = {"input": str(source), "output": str(target), "endpoint": endpoint}
-            arguments = [_fill(argument, places) for argument in command]
+            arguments = [_fill(self.placed(argument), places) for argument in command]
             if has_decks:
                 return self._run_with_decks(arguments, source, target, Path(scratch), payload)
             is_piped = "{output}" not in "".join(command)
@@ -243,7 +245,6 @@ class _Program:
         place = scratch / "run"
         place.mkdir()
         self.decks.write(place, inputs)
-        arguments = [_fill(argument, {"folder": str(self.folder)}) for argument in arguments]
         if os.sep in arguments[0]:
             arguments[0] = str(self.folder / arguments[0])
         printed = place / STANDARD_OUTPUT

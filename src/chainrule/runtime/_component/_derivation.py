@@ -39,11 +39,11 @@ from chainrule._endpoints import (
     VJP,
     DerivativeKind,
 )
-from chainrule._errors import DefinitionError, InputError
+from chainrule._errors import ComponentError, DefinitionError, InputError
 from chainrule._own_arrays import own_copy
 from chainrule._paths import matches_pattern
 from chainrule._progress import unheard
-from chainrule._sparsity import DIAGONAL
+from chainrule._sparsity import is_block, read_blocks
 from chainrule._trees import get_at_path
 from chainrule.runtime._component._definition import Cost, Implementation, derived
 from chainrule.runtime._component._schemas import Schemas
@@ -175,12 +175,45 @@ def _count(tree: Any, paths: set[str]) -> int:
 
 
 def _positional(kind: DerivativeKind, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Authors' functions are called by name, the derivation helpers call by position."""
+    """Authors' functions are called by name, the derivation helpers call by position.
+
+    What they return is checked here, so that an error names the endpoint that the author wrote.
+    """
 
     def call(*arguments: Any) -> Any:
-        return function(**dict(zip(kind.argument_names, arguments, strict=True)))
+        request = dict(zip(kind.argument_names, arguments, strict=True))
+        result = function(**request)
+        _check_answer(kind, request, result)
+        return result
 
     return call
+
+
+def _check_answer(kind: DerivativeKind, request: Mapping[str, Any], result: Any) -> None:
+    if result is None:
+        raise _bad_answer(kind, "None. Does its function end with `return`?")
+    if not isinstance(result, Mapping):
+        raise _bad_answer(kind, f"{describe_value(result)}, expected a dict keyed by path.")
+    is_over_inputs = kind.result_over[0] == "inputs"
+    expected = set(request[kind.inputs_argument if is_over_inputs else kind.outputs_argument])
+    if missing := sorted(expected - result.keys()):
+        extra = sorted(map(str, result.keys() - expected))
+        raise _bad_answer(
+            kind,
+            f"other keys than it was asked for: missing {missing}, unexpected {extra or 'none'}.",
+        )
+    for path in expected if kind is VJP else ():
+        shape = np.shape(get_at_path(request["inputs"], path))
+        if np.shape(result[path]) != shape:
+            raise _bad_answer(
+                kind,
+                f"a wrong array at [{path!r}]: expected the shape of the input, {shape}; found "
+                f"{describe_value(result[path])}.",
+            )
+
+
+def _bad_answer(kind: DerivativeKind, found: str) -> ComponentError:
+    return ComponentError(f"{kind.endpoint} returned {found}", code="bad_output")
 
 
 Derivatives = Literal["finite"] | Mapping[str, Any] | None
@@ -298,8 +331,16 @@ def _seed(value: Any) -> str | None:
 
 
 def _sparsity(value: Any) -> str | None:
-    fits = value in ("detect", DIAGONAL) if isinstance(value, str) else True
-    return None if fits else '"detect", "diagonal" or a pattern'
+    if value is None or (isinstance(value, str) and value == "detect"):
+        return None
+    try:
+        read_blocks({"": {"": value}} if is_block(value) else value)
+    except ValueError:
+        return (
+            '"detect", "diagonal" or a pattern: an array, a sparse matrix, a band, or '
+            "{output: {input: block}} of these"
+        )
+    return None
 
 
 def _executor(value: Any) -> str | None:

@@ -529,7 +529,8 @@ def _read_block(endpoint: str, value: Any, levels: tuple[tuple[str, ArraySpec], 
     try:
         return fit_array(value, spec, _STRICT)
     except PydanticCustomError as error:
-        raise _bad(f"{endpoint} returned a wrong array at {where}: {error.message()}") from error
+        problem = error.message().rstrip(".")
+        raise _bad(f"{endpoint} returned a wrong array at {where}: {problem}") from error
 
 
 def _block_spec(specs: list[ArraySpec]) -> ArraySpec:

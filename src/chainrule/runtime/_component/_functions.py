@@ -36,10 +36,12 @@ from typing import (
     overload,
 )
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from chainrule._describe import describe_value
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
-from chainrule._errors import DefinitionError
+from chainrule._errors import ComponentError, DefinitionError
 from chainrule._sparsity import is_block
 from chainrule.runtime._component._definition import (
     Batching,
@@ -229,6 +231,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     )
     if "return" not in hints or hints["return"] is type(None):
         raise _bad(function, "has no return annotation, so its outputs are unknown")
+    _check_declared(hints["return"], "The result is")
     output_schema, to_fields = _outputs(hints["return"])
     positional = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_ONLY)
     return Signature(function, input_schema, output_schema, takes_model, positional, to_fields)
@@ -237,6 +240,10 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(inspect.unwrap(function), include_extras=True)
+    except DefinitionError as error:  # of an `Array[…]` inside a string
+        raise _bad(
+            function, f"has an annotation that cannot be used: {error.message[:-1]}"
+        ) from error
     except (NameError, TypeError) as error:
         raise _bad(
             function,
@@ -253,7 +260,8 @@ def _field(
 ) -> Any:
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise DefinitionError(
-            f"The argument {parameter} takes anything; a component needs named arguments.",
+            f"The argument {parameter.replace(annotation=parameter.empty)} takes anything; a component "
+            "needs named arguments.",
             code="bad_signature",
         )
     if name not in hints:
@@ -263,10 +271,26 @@ def _field(
             code="bad_signature",
             path=name,
         )
+    _check_declared(hints[name], f"The argument {name!r} is")
     default = ... if parameter.default is parameter.empty else parameter.default
     # Without a description of its own, the field keeps that of `Annotated[…, Field(description=…)]`.
     described: dict[str, Any] = {"description": documented[name]} if name in documented else {}
     return hints[name], Field(default, **described)
+
+
+def _check_declared(annotation: Any, what: str) -> None:
+    """Refuse a class of NumPy, JAX or torch, such as `np.ndarray`: it cannot be described to callers."""
+    kind = get_origin(annotation) or annotation
+    if isinstance(kind, type) and (
+        issubclass(kind, np.ndarray | np.generic)
+        or (kind.__module__.partition(".")[0] in ("jax", "torch") and hasattr(kind, "shape"))
+    ):
+        raise DefinitionError(
+            f"{what} declared as {kind.__module__}.{kind.__qualname__}, which does not describe an array to "
+            'callers. Write for example `Array[("n",), Float64]`, `Float64` for a number, or '
+            "`Array[..., None]` for any array.",
+            code="bad_signature",
+        )
 
 
 def _outputs(annotation: Any) -> tuple[type[BaseModel], Callable[[Any], Any]]:
@@ -274,14 +298,16 @@ def _outputs(annotation: Any) -> tuple[type[BaseModel], Callable[[Any], Any]]:
         return annotation, lambda result: result
     if is_typeddict(annotation):
         return _output_model(get_type_hints(annotation, include_extras=True)), lambda result: result
-    if isinstance(annotation, type) and issubclass(annotation, tuple) and annotation is not tuple:
-        return _output_model(get_type_hints(annotation, include_extras=True)), _namedtuple_fields
-    if dataclasses.is_dataclass(annotation):
+    if isinstance(annotation, type) and (
+        (issubclass(annotation, tuple) and annotation is not tuple)
+        or dataclasses.is_dataclass(annotation)
+    ):
         hints = get_type_hints(annotation, include_extras=True)
-        return _output_model(hints), lambda result: {name: getattr(result, name) for name in hints}
+        return _output_model(hints), partial(_fields_of_object, annotation, tuple(hints))
     members = get_args(annotation)
     if get_origin(annotation) is tuple and ... not in members:
-        return _output_model({f"result_{i}": m for i, m in enumerate(members)}), _tuple_fields
+        names = tuple(f"result_{i}" for i in range(len(members)))
+        return _output_model(dict(zip(names, members, strict=True))), partial(_tuple_fields, names)
     return _output_model({"result": annotation}), lambda result: {"result": result}
 
 
@@ -290,12 +316,24 @@ def _output_model(annotations: Mapping[str, Any]) -> type[BaseModel]:
     return create_model("OutputSchema", __config__=_CONFIG, **fields)
 
 
-def _namedtuple_fields(result: Any) -> dict[str, Any]:
-    return result._asdict()
+def _fields_of_object(kind: type, names: tuple[str, ...], result: Any) -> dict[str, Any]:
+    if result is None or not all(hasattr(result, name) for name in names):
+        raise _bad_result(f"{kind.__name__}({', '.join(f'{name}=…' for name in names)})", result)
+    return {name: getattr(result, name) for name in names}
 
 
-def _tuple_fields(result: Any) -> dict[str, Any]:
-    return {f"result_{i}": value for i, value in enumerate(result)}
+def _tuple_fields(names: tuple[str, ...], result: Any) -> dict[str, Any]:
+    if not isinstance(result, tuple | list) or len(result) != len(names):
+        raise _bad_result(f"a tuple of {len(names)} values", result)
+    return dict(zip(names, result, strict=True))
+
+
+def _bad_result(expected: str, found: Any) -> ComponentError:
+    return ComponentError(
+        f"apply returned {describe_value(found)}; its return annotation says {expected}."
+        + (" Does the function end with `return`?" if found is None else ""),
+        code="bad_output",
+    )
 
 
 def _revive(annotation: Any, value: Any) -> Any:

@@ -14,6 +14,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 from chainrule._call_prices import PRICED
 from chainrule._content_store import hash_parts
-from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, FIRST_ORDER, HVP
+from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, FIRST_ORDER, HVP, JVP, VJP
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._definition import (
     Definition,
@@ -279,7 +280,7 @@ def _define_module(module: Any, **facts: Any) -> Definition:
             code="module_incomplete",
             details={"missing": missing},
         )
-    _refuse_short_names(module)
+    _refuse_wrong_names(module)
     implementations = {
         name: Implementation(getattr(module, name)) for name in ENDPOINTS if hasattr(module, name)
     }
@@ -336,18 +337,26 @@ def _declared_sparsity(module: Any) -> Mapping[str, Mapping[str, Any]]:
     return {}
 
 
-def _refuse_short_names(module: Any) -> None:
+def _refuse_wrong_names(module: Any) -> None:
     """Say that a function is not an endpoint, rather than ignore a derivative that its author wrote."""
-    for short, endpoint in _SHORT_NAMES.items():
-        function = getattr(module, short, None)
+    for name, function in vars(module).items():
+        endpoint = _SHORT_NAMES.get(name) or _misspelled(name)
         is_own = getattr(function, "__module__", None) == getattr(module, "__name__", "")
-        if is_own and callable(function) and not hasattr(module, endpoint):
+        if endpoint and is_own and callable(function) and not hasattr(module, endpoint):
             raise DefinitionError(
-                f"The module defines {short}, which is not the name of an endpoint: call it {endpoint}. "
-                f"If it is a helper, call it _{short}.",
+                f"The module defines {name}, which is not the name of an endpoint: call it {endpoint}. "
+                f"If it is a helper, call it _{name}.",
                 code="bad_endpoint",
                 details={"endpoint": endpoint},
             )
+
+
+def _misspelled(name: str) -> str | None:
+    """The endpoint whose long name a name nearly is. `jacobian` is too short: a helper may be `jacobians`."""
+    if name.startswith("_") or name in ENDPOINTS:
+        return None
+    long = [kind.endpoint for kind in (JVP, VJP, HVP)]
+    return next(iter(get_close_matches(name, long, n=1, cutoff=0.9)), None)
 
 
 def _find_jax_function(module: Any) -> Callable[[Any], Any] | None:

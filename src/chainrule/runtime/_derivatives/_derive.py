@@ -19,6 +19,7 @@ import numpy as np
 from chainrule._endpoints import JVP, VJP, DerivativeKind
 from chainrule._errors import InputError
 from chainrule._own_arrays import own_copy
+from chainrule._paths import Key, join_path
 from chainrule._patterns import Pattern
 from chainrule._progress import track
 from chainrule._trees import get_at_path
@@ -433,12 +434,13 @@ def hvp_from_vjp(
     """
     paths = canonical(hvp_inputs)
     check_keys(cotangent_vector, canonical(hvp_outputs), "cotangent_vector")
-    # Results are keyed by input paths, which need not be paths of the result: give them plain names.
-    names = {f"gradient{i}": path for i, path in enumerate(paths)}
+    # Results are keyed by input paths, which need not be paths of the result: give them names, by which a
+    # warning calls them.
+    names = {join_path(Key(f"gradient by {path}")): path for path in paths}
 
     def gradient(at: Any) -> dict[str, Any]:
         found = vjp_fn(at, set(paths), set(hvp_outputs), own_copy(cotangent_vector))
-        return {name: found[path] for name, path in names.items()}
+        return {f"gradient by {path}": found[path] for path in paths}
 
     product = finite_difference_jvp(
         gradient, inputs, paths, tuple(names), tangent_vector, algorithm=algorithm, eps=eps

@@ -259,7 +259,8 @@ def _mark_refused(
     program: Narrowed, moves: np.ndarray, elements: np.ndarray, allowed: np.ndarray
 ) -> None:
     point = program.origin.copy()
-    point[elements] += moves[elements]
+    with np.errstate(invalid="ignore"):  # inputs that are infinite stay so, or become NaN
+        point[elements] += moves[elements]
     if not elements.size or program.allows(point):
         return
     if elements.size == 1:
@@ -484,12 +485,13 @@ class Sampler:
             if stencil.is_complex:
                 yield _Level(move, side, [Difference(1.0, at[1][1].imag, move)], None)
                 continue
-            found = [
-                Difference(weight, at[plus][1] - at[minus][1], at[plus][0] - at[minus][0])
-                for plus, minus, weight in stencil.terms
-            ]
-            has_sides = {-1, 0, 1} <= at.keys()
-            bend = at[1][1] + at[-1][1] - 2 * at[0][1] if has_sides else None
+            with np.errstate(invalid="ignore"):  # differences of infinite numbers are NaN
+                found = [
+                    Difference(weight, at[plus][1] - at[minus][1], at[plus][0] - at[minus][0])
+                    for plus, minus, weight in stencil.terms
+                ]
+                has_sides = {-1, 0, 1} <= at.keys()
+                bend = at[1][1] + at[-1][1] - 2 * at[0][1] if has_sides else None
             yield _Level(move, side, found, bend)
 
     def is_short(self, reach: Any) -> Any:
@@ -532,7 +534,8 @@ class Sampler:
     def _point(self, move: np.ndarray, node: int) -> np.ndarray:
         if self.stencil.is_complex:
             return self.origin + 1j * move
-        return self.program.round(self.origin + node * move)
+        with np.errstate(invalid="ignore"):
+            return self.program.round(self.origin + node * move)
 
     def _flatten(self, outputs: dict[str, np.ndarray]) -> np.ndarray:
         layout = Layout.of(outputs)
@@ -712,7 +715,7 @@ class _Adaptation:
         return np.asarray(guessed & (np.abs(level.found[0].change) > DOUBT * self._base))
 
     def _is_doubtful(self, level: _Level) -> np.ndarray:
-        """The outputs whose quotients contradict each other by more than their rounding, or are not finite."""
+        """The outputs whose quotients contradict each other beyond their rounding, or are not finite."""
         finite = np.all([np.isfinite(each.change) for each in level.found], axis=0)
         doubtful = np.isfinite(self._base) & ~finite
         if level.bend is not None:

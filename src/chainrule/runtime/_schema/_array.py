@@ -166,6 +166,14 @@ class Differentiable:
             )
         return array_type(annotation.spec.with_differentiable())
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        raise DefinitionError(
+            "Differentiable needs the array that it marks: write Differentiable[Array[(3,), Float64]], or "
+            "Differentiable[Float64] for a number.",
+            code="bad_array_type",
+        )
+
 
 if TYPE_CHECKING:
     # What a checker should believe of a scalar field: its value is a NumPy scalar.
