@@ -176,6 +176,7 @@ def ask_all(
 
     Raises:
         TransportError: a message failed twice; with the site and the product.
+        Exception: what a component raised, with a note of the site and the product.
     """
     if workers is not None:
         _ask_concurrently(known, requests, needed, workers)
@@ -266,17 +267,28 @@ def _answer_on_a_thread(
 def _answer(request: Request, vectors: Mapping[int, Any], place: str) -> Any:
     """The answer to vectors, at the first or the second attempt."""
     try:
-        return request.answer(vectors)
+        return _answer_once(request, vectors, place)
     except TransportError as first:
         _log.warning("The request for the %s failed and is repeated: %s", place, first)
     try:
-        return request.answer(vectors)
+        return _answer_once(request, vectors, place)
     except TransportError as error:
         raise TransportError(
             f"The request for the {place} failed twice: {error.message}",
             code=error.code,
             details=error.details,
         ) from error
+
+
+def _answer_once(request: Request, vectors: Mapping[int, Any], place: str) -> Any:
+    try:
+        return request.answer(vectors)
+    except Exception as error:
+        note = f"Raised in the request for the {place}."
+        # A transport error gets a message of its own; an author may raise one object again and again.
+        if not isinstance(error, TransportError) and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        raise
 
 
 def _joined(way: Way, parts: Sequence[Any]) -> Any:

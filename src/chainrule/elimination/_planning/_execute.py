@@ -92,6 +92,8 @@ class _Known:
         if request.way in ("coloured columns", "coloured rows"):
             assert site.compression is not None
             return site.compression.seeds(request.way)
+        if not any(len(self._elements(z)) for z in cut):
+            return {}
         if request.way == "columns":
             found, places = self._columns_from(cut, site.operand_variables), site.operands
             variables, axis = site.operand_variables, -1
