@@ -1,5 +1,7 @@
 """Jacobians of pipelines: right under every transformation, and with the products that the plan says."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -282,6 +284,32 @@ def test_saved_plans(counted, tmp_path):
         Plan.load(tmp_path / "other.json", f)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda plan: plan["requests"].pop(),
+        lambda plan: plan["requests"].append(plan["requests"][0]),
+        lambda plan: plan["requests"].reverse(),
+        lambda plan: plan["requests"][0].update(cut=[]),
+        lambda plan: plan["requests"][0].update(cut=[99]),
+        lambda plan: plan["requests"][0].update(number=9),
+        lambda plan: plan["requests"][0].update(way="sideways"),
+        lambda plan: plan["requests"][0].update(way="jacobian"),
+        lambda plan: plan.update(workers=0),
+    ],
+)
+def test_a_plan_that_was_changed_is_refused(counted, tmp_path, change):
+    """Of 6-1-6-2: a Jacobian without one of its sites would be wrong, and nobody would see it."""
+    f, x = counted.chain(6, 1, 6, 2), point(6)
+    path = tmp_path / "plan.json"
+    plan_jacobian(f)(x).save(path)
+    facts = json.loads(path.read_text())
+    change(facts)
+    path.write_text(json.dumps(facts))
+    with pytest.raises(chainrule.InputError, match="bad_plan"):
+        Plan.load(path, f).execute(x)
+
+
 def test_plans_for_other_arguments_are_refused(counted):
     f, x = fork_and_join(counted)
     a = counted.component("a", 4, 2)
@@ -347,3 +375,35 @@ def test_zero_columns_and_rows_are_not_asked_for(counted):
         found = jacobian(function)(point(5))
         assert counted.products == plan.products == products
         np.testing.assert_allclose(found, jax.jacfwd(function)(point(5)), rtol=1e-12)
+
+
+def test_zeros_pass_through_what_jax_computes(counted):
+    """Where two arrays with the same boundary meet, the boundary stays; and back from what is read."""
+    a, b, c = (counted.component(name, 5, 5) for name in "abc")
+
+    def inner(x):
+        return x.at[0].set(1.0)
+
+    def met(x):
+        return c(jnp.tanh(inner(x["a"])) * inner(x["b"]))
+
+    def between(x):
+        return c(inner(a(x["a"])) + inner(b(x["b"])))
+
+    def read(x):
+        y = a(x["a"])
+        return jnp.sin(y)[:3], jnp.cos(y)[1:3]
+
+    def nothing(x):
+        return {"a": a(inner(x["a"])[:1].repeat(5)), "b": b(x["b"][:2].repeat(3)[:5])}
+
+    x = {"a": point(5), "b": 2 * point(5)}
+    for function, products in ((met, 4), (between, 12), (read, 3), (nothing, 2)):
+        expected = jax.jacfwd(function)(x)
+        plan = plan_jacobian(function)(x)
+        counted.asked.clear()
+        found = jacobian(function)(x)
+        assert counted.products == plan.products == products
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, expected)
+        _, found = plan.execute(x)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), found, expected)

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import threading
 from pathlib import Path
 
@@ -387,3 +388,31 @@ def test_a_result_of_another_shape_is_named():
         plan = plan_jacobian(a, workers=workers)(jnp.ones(3))
         with pytest.raises(chainrule.ComponentError, match=r"`vjp` of cropped returned f64\[2\]"):
             plan.execute(jnp.ones(3))
+
+
+FAILING = DYING.replace("os._exit(3)", "{}")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("raise ValueError('no convergence')", "no convergence"),
+        ("return {'x': np.ones(2)}", r"shape"),
+        ("return {}", r"missing \['x'\]"),
+    ],
+)
+def test_a_process_that_fails_is_named(tmp_path, line, message):
+    """Served components do not say their name; the plan knows whom it asked for what."""
+    path = tmp_path / "diverging.py"
+    path.write_text(FAILING.replace("{}", line, 1))
+    with chainrule.Component.from_source(path) as diverging:
+
+        def f(x):
+            return chainrule.apply_component(diverging, {"x": x})["y"]
+
+        for workers, product in ((None, "VJPs"), (2, r"VJP \d of 3")):
+            plan = plan_jacobian(f, workers=workers)(jnp.ones(3))
+            with pytest.raises(chainrule.ComponentError, match=message) as found:
+                plan.execute(jnp.ones(3))
+            last = found.value.__notes__[-1]
+            assert re.search(f"{product} of diverging at .*test_schedule", last)

@@ -95,6 +95,8 @@ class _Known:
         if request.way in ("coloured columns", "coloured rows"):
             assert site.compression is not None
             return site.compression.seeds(request.way)
+        if not any(len(self._elements(z)) for z in cut):
+            return {}
         if request.way == "columns":
             found, places = self._columns_from(cut, site.operand_variables), site.operands
             variables, axis = site.operand_variables, -1
@@ -384,6 +386,7 @@ def _ask_all(
 
     Raises:
         TransportError: a message failed twice; with the site and the product.
+        Exception: what a component raised, with a note of the site and the product.
     """
     if workers is not None:
         _ask_concurrently(known, requests, needed, workers)
@@ -474,17 +477,28 @@ def _answer_on_a_thread(
 def _answer(request: _Request, vectors: Mapping[int, Any], place: str) -> Any:
     """The answer to vectors, at the first or the second attempt."""
     try:
-        return request.answer(vectors)
+        return _answer_once(request, vectors, place)
     except TransportError as first:
         _log.warning("The request for the %s failed and is repeated: %s", place, first)
     try:
-        return request.answer(vectors)
+        return _answer_once(request, vectors, place)
     except TransportError as error:
         raise TransportError(
             f"The request for the {place} failed twice: {error.message}",
             code=error.code,
             details=error.details,
         ) from error
+
+
+def _answer_once(request: Request, vectors: Mapping[int, Any], place: str) -> Any:
+    try:
+        return request.answer(vectors)
+    except Exception as error:
+        note = f"Raised in the request for the {place}."
+        # A transport error gets a message of its own; an author may raise one object again and again.
+        if not isinstance(error, TransportError) and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        raise
 
 
 def _joined(way: Way, parts: Sequence[Any]) -> Any:

@@ -36,6 +36,7 @@ from chainrule.elimination._planning._search import (
     alternatives,
     find_steps,
     find_steps_within,
+    gives_the_jacobian,
     sweeps,
 )
 from chainrule.elimination._planning._sites import (
@@ -169,7 +170,9 @@ class Plan:
             **kwargs: further arguments, which are not differentiated.
 
         Raises:
-            InputError: the arguments have other shapes or dtypes, or the pipeline is another (`other_plan`).
+            InputError: the arguments have other shapes or dtypes, or the pipeline is another (`other_plan`);
+                or the requests do not give the Jacobian, as in a file that was changed (`bad_plan`).
+            ChainruleError: a component did not answer; the component and the product are named.
         """
         self._check_inputs(args)
         traced = trace_function(self.function, self.argnums, args, kwargs)
@@ -179,6 +182,13 @@ class Plan:
             Step(request.number, request.way, request.cut, request.products, request.price)
             for request in self.requests
         ]
+        if not gives_the_jacobian(pipeline.network, steps):
+            raise InputError(
+                f"The requests of the plan do not give the Jacobian of {_name(self.function)}: they ask some "
+                "component not at all, twice, or for products with wrong vectors. Was the file of the plan "
+                "changed? Make another one: `plan_jacobian(f)(*args)`.",
+                code="bad_plan",
+            )
         value, _, jacobian = run_steps(traced, pipeline, steps, workers=self.workers)
         return value, jacobian
 
@@ -226,6 +236,7 @@ class Plan:
             alternatives = {k: tuple(v) for k, v in facts.pop("alternatives").items()}
             links = tuple((start, end) for start, end in facts.pop("links"))
             argnums = facts.pop("argnums")
+            _check_options(facts["workers"], facts["memory_bytes"], "products")
             return cls(
                 requests, alternatives=alternatives, links=links, inputs=tuple(facts.pop("inputs")),
                 argnums=tuple(argnums) if isinstance(argnums, list) else argnums,

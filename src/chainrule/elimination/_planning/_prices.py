@@ -109,7 +109,8 @@ class SitePrices:
 
     def whole(self, columns: int, rows: int) -> Iterator[tuple[Way, int]]:
         """The ways to the whole Jacobian of this many columns and rows without a cut, and their products."""
-        yield "jacobian", min(columns, rows)
+        if self.jacobian < math.inf and min(columns, rows) > 0:
+            yield "jacobian", min(columns, rows)
         if self.column_colours is not None:
             yield "coloured columns", self.column_colours
         if self.row_colours is not None:

@@ -122,6 +122,18 @@ def edges_of(network: Network, step: Step) -> tuple[int, int]:
     return as_set(starts), as_set(ends)
 
 
+def gives_the_jacobian(network: Network, steps: Sequence[Step]) -> bool:
+    """Whether steps resolve every site once, in a way that it has, with cuts that separate."""
+    if len(steps) != len(network.sites) or {s.site for s in steps} != set(range(len(steps))):
+        return False
+    state = _State(network, network.successors)
+    for step in steps:
+        if not state.can_take(step):
+            return False
+        state = state.after(step)
+    return True
+
+
 # --- Plans that need no search.
 
 
@@ -257,14 +269,34 @@ class _State:
         """The same steps in another order lead to the same edges."""
         return frozenset(self.steps.values())
 
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The arrays that are not known as functions of others yet, and those that are to be known."""
+        sources, sinks = as_set(self.network.inputs), as_set(self.network.outputs)
+        for k in self.unresolved:
+            sources |= as_set(self.network.sites[k].results)
+            sinks |= as_set(self.network.sites[k].operands)
+        return sources, sinks
+
+    def can_take(self, step: Step) -> bool:
+        """Whether a site has the way of a step, and the cut separates it from what is not resolved."""
+        site = self.network.sites[step.site]
+        sizes = self.network.size_of(site.operands), self.network.size_of(site.results)
+        if step.way not in ("columns", "rows"):
+            return step.way in dict(site.prices.whole(*sizes))
+        if not set(step.cut) <= set(range(len(self.successors))):
+            return False
+        sources, sinks = self.ends
+        start = sources if step.way == "columns" else as_set(site.results)
+        end = sinks if step.way == "rows" else as_set(site.operands)
+        cut = as_set(step.cut)
+        without = [0 if cut >> k & 1 else ahead for k, ahead in enumerate(self.successors)]
+        return not reached(without, start & ~cut) & end & ~cut
+
     def options(self) -> tuple[_State, list[Step]]:
         """All steps that can be taken now; and the state with the cuts that were found for them."""
         sites = self.network.sites
-        sources = as_set(self.network.inputs)
-        sinks = as_set(self.network.outputs)
-        for k in self.unresolved:
-            sources |= as_set(sites[k].results)
-            sinks |= as_set(sites[k].operands)
+        sources, sinks = self.ends
         cuts = dict(self.cuts)
         steps = []
         for k in self.unresolved:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +26,7 @@ from chainrule._jaxpr import (
     locate,
     outside_call_of,
 )
-from chainrule.elimination._graph import Graph
+from chainrule.elimination._graph import Edges, Graph
 from chainrule.elimination._planning._colouring import Compression, compress
 from chainrule.elimination._planning._network import Network, SiteNodes
 from chainrule.elimination._planning._prices import (
@@ -36,6 +36,7 @@ from chainrule.elimination._planning._prices import (
     site_prices,
 )
 from chainrule.elimination._rules import is_complex, real_size
+from chainrule.elimination._structure import Term
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +244,9 @@ def _network(
     ends = {*graph.inputs, *graph.outputs}
     for site in sites:
         ends.update(site.operand_variables, site.result_variables)
-    _leave_out_detours(before, ends)
+    live = _live_elements(graph, sites, tuple(before))
+    sizes = {var: len(live[var]) if var in live else size_of(var) for var in before}
+    _leave_out_detours(before, ends, sizes)
     variables = tuple(before)
     number = {var: k for k, var in enumerate(variables)}
     successors = [0] * len(variables)
@@ -261,13 +264,15 @@ def _network(
     )
     outputs = tuple(number[var] for var in graph.outputs if var in number)
     inputs = tuple(number[var] for var in graph.inputs)
-    live = _live_elements(graph, sites, variables)
-    sizes = tuple(len(live[var]) if var in live else size_of(var) for var in variables)
-    network = Network(sizes, tuple(successors), nodes, inputs, tuple(sorted(outputs)))
+    network = Network(
+        tuple(sizes[var] for var in variables), tuple(successors), nodes, inputs, tuple(sorted(outputs))
+    )  # fmt: skip
     return network, variables, live
 
 
-def _leave_out_detours(before: dict[Var, set[Var]], ends: set[Var]) -> None:
+def _leave_out_detours(
+    before: dict[Var, set[Var]], ends: set[Var], sizes: Mapping[Var, int]
+) -> None:
     """Take out arrays of JAX parts that no minimal cut needs.
 
     In a cut, an array that is computed from one other array can be replaced by that one, and an array that
@@ -281,7 +286,7 @@ def _leave_out_detours(before: dict[Var, set[Var]], ends: set[Var]) -> None:
         if var in ends:
             continue
         neighbours = [side for side in (before[var], after[var]) if len(side) == 1]
-        if any(size_of(next(iter(side))) <= size_of(var) for side in neighbours):
+        if any(sizes[next(iter(side))] <= sizes[var] for side in neighbours):
             for reader in after[var]:
                 before[reader] = before[reader] - {var} | before[var]
             for operand in before[var]:
@@ -289,34 +294,64 @@ def _leave_out_detours(before: dict[Var, set[Var]], ends: set[Var]) -> None:
             del before[var], after[var]
 
 
+_MANY_ENTRIES = 1_000_000
+"""Parts of local Jacobians with more entries than this are not looked at one by one."""
+
+
 def _live_elements(
     graph: Graph, sites: Sequence[Site], variables: Sequence[Var]
 ) -> dict[Var, np.ndarray]:
     """The elements that vary and are read, of the arrays in which these are not all.
 
-    A vector for another element would be zero, or would be multiplied by zero.
+    A vector for another element would be zero, or would be multiplied by zero. All elements of inputs and of
+    results of sites vary, and all elements of outputs and of operands of sites are read; from there on both
+    follow the entries of the JAX parts.
+
+    Args:
+        graph: of the function.
+        sites: in it.
+        variables: all arrays of the graph, in the order in which they are computed.
     """
-    edges = _without_sites(graph, sites).structures
-    # Inputs and results of sites vary everywhere, outputs and operands of sites are read everywhere.
+    before = _without_sites(graph, sites).structures
+    after: Edges = {}
+    for result, row in before.items():
+        for operand, structure in row.items():
+            after.setdefault(operand, {})[result] = structure
     vary = {*graph.inputs, *(var for site in sites for var in site.result_variables)}
     read = {*graph.outputs, *(var for site in sites for var in site.operand_variables)}
-    chosen = set(variables)
-    rows: dict[Var, list[np.ndarray | None]] = {var: [] for var in chosen - vary}
-    columns: dict[Var, list[np.ndarray | None]] = {var: [] for var in chosen - read}
-    for result, row in edges.items():
-        for operand, structure in row.items():
-            if result in rows:
-                rows[result] += [term.rows_with_entries() for term in structure.terms]
-            if operand in columns:
-                columns[operand] += [term.columns_with_entries() for term in structure.terms]
-    live: dict[Var, np.ndarray] = {}
-    for known in (rows, columns):
-        for var, parts in known.items():
-            some = [part for part in parts if part is not None]
-            if some and len(some) == len(parts):
-                found = reduce(np.union1d, some)
-                live[var] = np.intersect1d(live[var], found) if var in live else found
-    return {var: found for var, found in live.items() if len(found) < size_of(var)}
+    found = [
+        _reached_elements([var for var in variables if var not in vary], before, backwards=False),
+        _reached_elements([var for var in reversed(variables) if var not in read], after, backwards=True),
+    ]  # fmt: skip
+    return {
+        var: np.flatnonzero(np.logical_and.reduce([each[var] for each in found if var in each]))
+        for var in variables
+        if any(var in each for each in found)
+    }
+
+
+def _reached_elements(
+    order: Sequence[Var], edges: Edges, *, backwards: bool
+) -> dict[Var, np.ndarray]:
+    """Which elements are reached from other arrays, as masks, of the arrays in which these are not all."""
+    found: dict[Var, np.ndarray] = {}
+    for var in order:
+        mask = np.zeros(size_of(var), bool)
+        for neighbour, structure in edges.get(var, {}).items():
+            for term in structure.terms:
+                mask[_reached_by(term, found.get(neighbour), backwards=backwards)] = True
+        if not mask.all():
+            found[var] = mask
+    return found
+
+
+def _reached_by(term: Term, start: np.ndarray | None, *, backwards: bool) -> Any:
+    """The rows of a term that have entries in some columns, or the columns in some rows, as an index."""
+    if start is None or term.entries > _MANY_ENTRIES:
+        reached = term.columns_with_entries() if backwards else term.rows_with_entries()
+        return slice(None) if reached is None else reached
+    rows, columns = term.flat_positions()
+    return columns[start[rows]] if backwards else rows[start[columns]]
 
 
 def size_of(var: Var) -> int:
