@@ -503,6 +503,11 @@ def to_abstract(tree: Any) -> Any:
     def describe(leaf: Any) -> Any:
         if not is_arraylike(leaf):
             return leaf
-        return {"shape": list(leaf.shape), "dtype": str(leaf.dtype).removeprefix("torch.")}
+        return {"shape": list(leaf.shape), "dtype": _dtype_name(leaf.dtype)}
 
     return map_leaves(describe, tree, plain=True)
+
+
+@functools.lru_cache(maxsize=256)  # NumPy takes as long for a name as for a small array
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
