@@ -324,7 +324,7 @@ def test_bad_definitions(make, inputs, message):
 
 
 def test_colourings_and_recordings_are_not_left_in_the_working_folder(tmp_path, monkeypatch):
-    """A vector in an `ExecComp` is coloured at the first linearisation, and OpenMDAO writes that into files."""
+    """A vector in an `ExecComp` is coloured when it is linearised, which OpenMDAO writes into files."""
 
     def coloured():
         problem = om.Problem()
@@ -374,7 +374,7 @@ def test_a_point_that_cannot_be_analysed_costs_only_its_call():
     program = chainrule.openmdao.from_problem(narrow, ["x"], ["y"])
     for _ in range(2):
         for call in (program.apply, program.jacobian):
-            with pytest.raises(ComponentError, match="AnalysisError: .*too far"):
+            with pytest.raises(ComponentError, match=r"AnalysisError: .*too far"):
                 call({"x": [3.0]})
         assert program.jacobian({"x": [1.5]})["y"]["x"].item() == 3.0
         assert program.apply({"x": [1.5]})["y"].item() == 2.25
@@ -387,5 +387,5 @@ def test_units_that_do_not_convert_are_refused():
     problem.model.add_subsystem("w", chainrule.openmdao.component(area, wings))
     problem.model.connect("s.c", "w.wings_0_chord")
     problem.setup()
-    with pytest.raises(RuntimeError, match="w.wings_0_chord.*incompatible"):
+    with pytest.raises(RuntimeError, match=r"w\.wings_0_chord.*incompatible"):
         problem.final_setup()

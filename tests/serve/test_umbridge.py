@@ -87,7 +87,14 @@ def test_what_a_component_does_not_have(start_server, tmp_path):
     model = um.HTTPModel(served.url, "plain")
     assert model([[1.0, 2.0]]) == [[3.0]]
     assert not model.supports_gradient()
-    whole = {"name": "plain", "input": [[1.0, 2.0]], "outWrt": 0, "inWrt": 0, "inWrt1": 0, "inWrt2": 0}
+    whole = {
+        "name": "plain",
+        "input": [[1.0, 2.0]],
+        "outWrt": 0,
+        "inWrt": 0,
+        "inWrt1": 0,
+        "inWrt2": 0,
+    }
     whole |= {"sens": [1.0], "vec": [1.0, 1.0]}
     for route in ("Gradient", "ApplyJacobian", "ApplyHessian"):
         status, answer = post(served.url, route, whole)
