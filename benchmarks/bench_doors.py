@@ -126,7 +126,9 @@ def _callers(source: Path) -> Row:
             {name: functools.partial(all_at_once, name) for name in requests}, rounds=7
         )
     claim = f"UM-Bridge Evaluate, {CALLERS} callers, a model of some milliseconds"
-    note = f"two workers each, {os.cpu_count()} processors; processes compute at the same time, threads do not"
+    note = (
+        f"two workers each, processes of ours and threads of the peer; {os.cpu_count()} processors"
+    )
     return Row(claim, seconds["us"], seconds["peer"], "umbridge serve_models (peer)", note=note)
 
 
