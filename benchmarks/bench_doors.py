@@ -8,13 +8,16 @@ import functools
 import http.client
 import json
 import multiprocessing
+import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,8 @@ def run() -> list[Row]:
             rows += _openmdao(source)
         if find_spec("casadi"):
             rows += _casadi(source)
+        if find_spec("mcp_types"):
+            rows += _mcp(source)
         if find_spec("fmpy") and shutil.which("gcc"):
             rows += _fmu(folder)
         if find_spec("onnxruntime") and find_spec("onnx"):
@@ -87,7 +92,44 @@ def _umbridge(source: Path) -> list[Row]:
             note = "author code in a thread of the server, on one connection, without the client's JSON"
             peer = "umbridge serve_models (peer)"
             rows.append(Row(claim, seconds["us"], seconds["peer"], peer, 0.5, note=note))
-    return rows
+    return [*rows, _callers(source)]
+
+
+CALLERS = 8
+BUSY = """
+from chainrule.runtime import Differentiable, Float64, component
+
+@component
+def busy(x: Differentiable[Float64]) -> Differentiable[Float64]:
+    return x + sum(range(400_000)) % 2
+"""
+
+
+def _callers(source: Path) -> Row:
+    """Several callers of a model that computes: processes of ours, threads of the peer."""
+    busy = source.with_name("busy.py")
+    busy.write_text(BUSY)
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(_served(_serve_ours, str(busy), 2))
+        theirs = stack.enter_context(_served(_serve_theirs, 2))
+        pool = stack.enter_context(ThreadPoolExecutor(CALLERS))
+        body = {"name": "busy", "input": [[1.0]]}
+        requests = {
+            name: [_request(url, body) for _ in range(CALLERS)]
+            for name, url in (("us", ours), ("peer", theirs))
+        }
+
+        def all_at_once(name: str) -> None:
+            list(pool.map(lambda request: request(), requests[name]))
+
+        seconds = interleaved(
+            {name: functools.partial(all_at_once, name) for name in requests}, rounds=7
+        )
+    claim = f"UM-Bridge Evaluate, {CALLERS} callers, a model of some milliseconds"
+    note = (
+        f"two workers each, processes of ours and threads of the peer; {os.cpu_count()} processors"
+    )
+    return Row(claim, seconds["us"], seconds["peer"], "umbridge serve_models (peer)", note=note)
 
 
 def _request(url: str, content: Any) -> Callable[[], None]:
@@ -104,14 +146,29 @@ def _request(url: str, content: Any) -> Callable[[], None]:
     return call
 
 
-def _serve_ours(port: int, source: str) -> None:
+def _serve_ours(port: int, source: str, workers: int = 0) -> None:
     from chainrule.serve import serve
 
-    serve(source, port=port, umbridge=True, workers=0)
+    serve(source, port=port, umbridge=True, workers=workers)
 
 
-def _serve_theirs(port: int) -> None:
+def _serve_theirs(port: int, workers: int = 1) -> None:
     import umbridge
+
+    class Busy(umbridge.Model):
+        def __init__(self) -> None:
+            super().__init__("busy")
+
+        def get_input_sizes(self, config: Any) -> list[int]:
+            return [1]
+
+        get_output_sizes = get_input_sizes
+
+        def __call__(self, parameters: Any, config: Any) -> Any:
+            return [[parameters[0][0] + sum(range(400_000)) % 2]]
+
+        def supports_evaluate(self) -> bool:
+            return True
 
     class Square(umbridge.Model):
         def __init__(self) -> None:
@@ -132,7 +189,7 @@ def _serve_theirs(port: int) -> None:
     umbridge.um.web.run_app = functools.partial(
         umbridge.um.web.run_app, host="127.0.0.1", print=None
     )
-    umbridge.serve_models([Square()], port)
+    umbridge.serve_models([Square(), Busy()], port, workers)
 
 
 @contextlib.contextmanager
@@ -161,6 +218,8 @@ def _openmdao(source: Path) -> list[Row]:
     import chainrule.openmdao
     from chainrule.runtime import load_component
 
+    square = load_component(source)
+
     class ByHand(om.ExplicitComponent):
         def initialize(self) -> None:
             self.options.declare("n")
@@ -177,12 +236,15 @@ def _openmdao(source: Path) -> list[Row]:
         def compute_partials(self, inputs: Any, partials: Any) -> None:
             partials["y", "x"] = 2 * inputs["x"]
 
-    square = load_component(source)
+    class Around(ByHand):
+        def compute(self, inputs: Any, outputs: Any) -> None:
+            outputs["y"] = square.apply({"x": inputs["x"]})["y"]
+
     rows = []
     for n in SIZES:
         wrapped = chainrule.openmdao.component(square, {"x": np.ones(n)}, partials="sparse")
         problems = {}
-        for name, each in (("us", wrapped), ("floor", ByHand(n=n))):
+        for name, each in (("us", wrapped), ("bare", ByHand(n=n)), ("around", Around(n=n))):
             problems[name] = om.Problem(reports=False)
             problems[name].model.add_subsystem("c", each, promotes=["*"])
             problems[name].setup()
@@ -191,24 +253,93 @@ def _openmdao(source: Path) -> list[Row]:
             warnings.simplefilter("ignore")
             seconds = interleaved({name: p.run_model for name, p in problems.items()})
         claim = f"OpenMDAO run_model, n = {n}"
-        rows.append(Row(claim, seconds["us"], seconds["floor"], "a hand-written component", 1.2))
+        against = "a hand-written component around ours"
+        rows.append(Row(claim, seconds["us"], seconds["around"], against, 1.2))
+        note = "x**2 in NumPy: what is compared is the validation and copies of a component"
+        against = "a hand-written component, x**2"
+        rows.append(Row(claim, seconds["us"], seconds["bare"], against, 1.2, note=note))
     return rows
 
 
 def _casadi(source: Path) -> list[Row]:
+    import casadi
     import chainrule.casadi
     from chainrule.runtime import load_component
 
     square = load_component(source)
+
+    class ByHand(casadi.Callback):
+        def __init__(self, n: int) -> None:
+            casadi.Callback.__init__(self)
+            self.column = casadi.Sparsity.dense(n, 1)
+            self.construct("by_hand")
+
+        def get_sparsity_in(self, i: int) -> Any:
+            return self.column
+
+        def get_sparsity_out(self, i: int) -> Any:
+            return self.column
+
+        def eval(self, arguments: Any) -> Any:
+            return [casadi.DM(square.apply({"x": arguments[0].full().ravel()})["y"])]
+
     rows = []
     for n in SIZES:
-        x = np.linspace(0, 1, n)
-        f = chainrule.casadi.function(square, {"x": x})
-        seconds = interleaved(
-            {"us": lambda f=f, x=x: f(x), "floor": lambda x=x: square.apply({"x": x})}
-        )
+        x = casadi.DM(np.linspace(0, 1, n))
+        f, by_hand = chainrule.casadi.function(square, {"x": np.ones(n)}), ByHand(n)
+        seconds = interleaved({"us": lambda f=f, x=x: f(x), "floor": lambda f=by_hand, x=x: f(x)})
         claim = f"a component as a CasADi function, n = {n}"
-        rows.append(Row(claim, seconds["us"], seconds["floor"], "the component itself"))
+        rows.append(
+            Row(claim, seconds["us"], seconds["floor"], "a hand-written callback around it")
+        )
+    return rows
+
+
+MCP_PEER = """
+from mcp.server import MCPServer
+
+server = MCPServer("square")
+
+@server.tool()
+def square(x: list[float]) -> dict[str, list[float]]:
+    return {"y": [each**2 for each in x]}
+
+server.run()
+"""
+
+
+def _mcp(source: Path) -> list[Row]:
+    from anyio.from_thread import start_blocking_portal
+
+    from mcp import Client, StdioServerParameters
+
+    peer = source.with_name("mcp_peer.py")
+    peer.write_text(MCP_PEER)
+    ours = ["-m", "chainrule", "mcp", str(source), "--max-elements", str(2 * max(SIZES))]
+    rows = []
+    with start_blocking_portal() as portal, contextlib.ExitStack() as stack:
+
+        def caller(arguments: list[str], tool: str) -> Callable[[Any], None]:
+            server = StdioServerParameters(
+                command=sys.executable, args=arguments, env=dict(os.environ)
+            )
+            client = stack.enter_context(portal.wrap_async_context_manager(Client(server)))
+
+            def call(x: list[float]) -> None:
+                answer = portal.call(client.call_tool, tool, {"x": x})
+                assert not answer.is_error, answer.content
+
+            return call
+
+        us, peers = caller(ours, "square_apply"), caller([str(peer)], "square")
+        for n in SIZES:
+            x = np.linspace(0, 1, n).tolist()
+            seconds = interleaved({"us": lambda x=x: us(x), "peer": lambda x=x: peers(x)}, rounds=5)
+            claim = f"an MCP tool, n = {n}"
+            note = "author code in a process of its own; the client's part is in both"
+            rows.append(
+                Row(claim, seconds["us"], seconds["peer"], "mcp's own server (peer)", note=note)
+            )
     return rows
 
 

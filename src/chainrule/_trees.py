@@ -91,7 +91,12 @@ def is_arraylike(value: Any) -> bool:
 
 def dtype_name(array: Any) -> str:
     """The name of an array's dtype, which torch writes with its own name in front."""
-    return str(array.dtype).removeprefix("torch.")
+    return _name_of_dtype(array.dtype)
+
+
+@lru_cache(maxsize=256)  # NumPy takes as long for a name as for a small array
+def _name_of_dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def is_tracer(value: Any) -> bool:

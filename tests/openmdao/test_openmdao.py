@@ -1,5 +1,6 @@
 """OpenMDAO both ways, against the real package."""
 
+import os
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -314,6 +315,7 @@ def test_metadata_is_the_schema():
         (openmdao_sellar, ["zz"], "no variable 'zz'"),
         (openmdao_sellar, [], "found none"),
         (lambda: 3, ["x"], "found int"),
+        (lambda: om.Problem(reports=False), ["x"], r"call problem.setup\(\)"),
     ],
 )
 def test_bad_definitions(make, inputs, message):
@@ -321,5 +323,69 @@ def test_bad_definitions(make, inputs, message):
         chainrule.openmdao.from_problem(make, inputs, ["obj"])
 
 
+def test_colourings_and_recordings_are_not_left_in_the_working_folder(tmp_path, monkeypatch):
+    """A vector in an `ExecComp` is coloured when it is linearised, which OpenMDAO writes into files."""
+
+    def coloured():
+        problem = om.Problem()
+        two = om.ExecComp(["y = 2*x", "w = 3*v"], x=np.zeros(2), y=np.zeros(2))
+        problem.model.add_subsystem("two", two, promotes=["*"])
+        problem.setup()
+        return problem
+
+    monkeypatch.chdir(tmp_path)
+    for folder in (None, tmp_path / "chosen"):
+        if folder is not None:
+            monkeypatch.setenv("OPENMDAO_WORKDIR", str(folder))
+        program = chainrule.openmdao.from_problem(coloured, ["x", "v"], ["y", "w"])
+        blocks = program.jacobian({"x": [1.0, 2.0], "v": [1.0]})
+        np.testing.assert_array_equal(blocks["y"]["x"], 2 * np.eye(2))
+        assert not blocks["y"]["v"].any()  # no path leads there
+        assert not list(tmp_path.glob("*_out"))
+        assert folder is None or list(folder.glob("*_out"))
+    assert os.environ["OPENMDAO_WORKDIR"] == str(tmp_path / "chosen")
+
+
 def test_nothing_is_left_in_the_working_folder():
     assert not list(Path.cwd().glob("*_out"))
+
+
+def test_a_point_that_cannot_be_analysed_costs_only_its_call():
+    class Narrow(om.ExplicitComponent):
+        def setup(self):
+            self.add_input("x", 1.0)
+            self.add_output("y", 1.0)
+            self.declare_partials("y", "x")
+
+        def compute(self, inputs, outputs):
+            if inputs["x"] > 2:
+                raise om.AnalysisError("too far")
+            outputs["y"] = inputs["x"] ** 2
+
+        def compute_partials(self, inputs, partials):
+            partials["y", "x"] = 2 * inputs["x"]
+
+    def narrow():
+        problem = om.Problem(reports=False)
+        problem.model.add_subsystem("narrow", Narrow(), promotes=["*"])
+        problem.setup()
+        return problem
+
+    program = chainrule.openmdao.from_problem(narrow, ["x"], ["y"])
+    for _ in range(2):
+        for call in (program.apply, program.jacobian):
+            with pytest.raises(ComponentError, match=r"AnalysisError: .*too far"):
+                call({"x": [3.0]})
+        assert program.jacobian({"x": [1.5]})["y"]["x"].item() == 3.0
+        assert program.apply({"x": [1.5]})["y"].item() == 2.25
+
+
+def test_units_that_do_not_convert_are_refused():
+    problem = om.Problem(reports=False)
+    problem.model.add_subsystem("s", om.IndepVarComp("c", np.ones(2), units="kg"))
+    wings = {"wings": [{"chord": [1.0, 2.0]}]}
+    problem.model.add_subsystem("w", chainrule.openmdao.component(area, wings))
+    problem.model.connect("s.c", "w.wings_0_chord")
+    problem.setup()
+    with pytest.raises(RuntimeError, match=r"w\.wings_0_chord.*incompatible"):
+        problem.final_setup()

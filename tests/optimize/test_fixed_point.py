@@ -79,6 +79,35 @@ def test_a_thermo_elastic_pair_has_its_closed_form(options):
     np.testing.assert_allclose(jax.jit(jax.jacrev(solve))(load), matrix, rtol=1e-7)
 
 
+@component(derivatives="finite")
+def heat(stretch: Pair, source: Scalar) -> Pair:
+    return source / (1 + stretch)
+
+
+@component(framework="jax")
+def expansion(temperature: Pair) -> Pair:
+    return 0.1 * temperature
+
+
+def test_a_thermo_elastic_pair_of_programs():
+    """Heat flows less where the bar has stretched, and it stretches where it is hot: 0.1 t² + t = q."""
+
+    def bar(y, source):
+        hot = apply_component(heat, {"stretch": y["stretch"], "source": source})["result"]
+        long = apply_component(expansion, {"temperature": y["temperature"]})["result"]
+        return {"temperature": hot, "stretch": long}
+
+    def temperature(source):
+        start = {"temperature": np.zeros(2), "stretch": np.zeros(2)}
+        return fixed_point(bar, start, source).x["temperature"][0]
+
+    sources = jnp.array([1.0, 2.0, 3.0])
+    exact = -5 + jnp.sqrt(25 + 10 * sources)
+    np.testing.assert_allclose(jax.vmap(temperature)(sources), exact, rtol=1e-8)
+    slope = jax.jit(jax.grad(temperature))(2.0)
+    np.testing.assert_allclose(slope, 1 / (1 + 0.2 * exact[1]), rtol=1e-6)
+
+
 def test_a_large_state_is_solved_with_products():
     n = 300
     weights = jnp.linspace(0.1, 0.5, n)

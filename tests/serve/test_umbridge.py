@@ -72,6 +72,36 @@ def test_bodies_are_bounded_by_what_they_take_parsed(start_server):
     served.stop()
 
 
+def test_what_a_component_does_not_have(start_server, tmp_path):
+    source = tmp_path / "plain.py"
+    source.write_text(
+        textwrap.dedent("""
+        from chainrule.runtime import Array, Differentiable, Float64, component
+
+        @component
+        def plain(x: Differentiable[Array[(2,), Float64]]) -> Differentiable[Float64]:
+            return x.sum()
+        """)
+    )
+    served = start_server(components=str(source), umbridge=True, workers=0)
+    model = um.HTTPModel(served.url, "plain")
+    assert model([[1.0, 2.0]]) == [[3.0]]
+    assert not model.supports_gradient()
+    whole = {
+        "name": "plain",
+        "input": [[1.0, 2.0]],
+        "outWrt": 0,
+        "inWrt": 0,
+        "inWrt1": 0,
+        "inWrt2": 0,
+    }
+    whole |= {"sens": [1.0], "vec": [1.0, 1.0]}
+    for route in ("Gradient", "ApplyJacobian", "ApplyHessian"):
+        status, answer = post(served.url, route, whole)
+        assert (status, answer["error"]["type"]) == (400, "UnsupportedFeature")
+    served.stop()
+
+
 def test_models_sizes_and_values(url, model):
     names = um.supported_models(url)
     assert names[:2] == ["umbridge_component", "umbridge_component-flat"]
@@ -112,10 +142,11 @@ def test_the_flat_view_has_one_vector_each(url):
             "Evaluate",
             {"input": [["a", 1, 2], [2.0], [3.0, 4.0]]},
             "InvalidInput",
-            "a list of numbers",
+            "input[0] (x) to be a list of numbers",
         ),
         ("Evaluate", {"input": None}, "InvalidInput", "found none"),
         ("Evaluate", {"name": "nope"}, "ModelNotFound", "there are umbridge_component"),
+        ("Gradient", {"sens": None}, "InvalidInput", "sens (y) to be a list of numbers"),
         ("Evaluate", {"config": {}}, "InvalidInput", "The size of 'x' is open"),
         ("Evaluate", {"config": {**CONFIG, "mode": "cube"}}, "InvalidInput", "go below"),
         ("Evaluate", {"config": {"shapes": {"x": [3], "z": [1]}}}, "InvalidInput", "names z"),
@@ -218,8 +249,9 @@ def test_faults_are_json_and_the_server_goes_on(url, model, monkeypatch):
     status, answer = post(url, "Evaluate", failing)
     assert status == 500
     assert "no convergence" in answer["error"]["message"]
-    assert post(url, "Evaluate", b"not json")[0] == 422
-    assert post(url, "Evaluate", b"[]")[0] == 422
+    for body in (b"not json", b"", b"[]", b"\xff"):
+        status, answer = post(url, "Evaluate", body)
+        assert (status, answer["error"]["type"]) == (400, "InvalidInput")
     with pytest.raises(Exception, match="no convergence"):
         model(X, failing["config"])
     # As the client reads it with the standard library; `requests` prefers simplejson, which refuses NaN.

@@ -8,10 +8,14 @@ raise, which they do not by themselves.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
+import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -87,7 +91,7 @@ def _fields(names: Names, what: str) -> dict[str, str]:
     return dict(zip(fields, names, strict=True))
 
 
-# OpenMDAO reads whether to write reports from the environment, which all threads share.
+# OpenMDAO reads what to write, and where, from the environment, which all threads share.
 _environment = threading.Lock()
 
 
@@ -182,26 +186,51 @@ class _Program:
 
 
 def _set_up(make_problem: Callable[[], om.Problem]) -> om.Problem:
-    """The problem, ready to run, without the reports that OpenMDAO writes into the working folder."""
-    with _environment:
-        before = os.environ.get("OPENMDAO_REPORTS")
-        os.environ["OPENMDAO_REPORTS"] = "0"
+    """The problem, ready to run. It leaves nothing in the working folder: see `_files_elsewhere`."""
+    with _files_elsewhere() as folder:
+        problem = make_problem()
+        if not isinstance(problem, om.Problem):
+            raise DefinitionError(
+                f"Expected make_problem to return an openmdao.api.Problem; found "
+                f"{type(problem).__name__}.",
+                code="bad_definition",
+            )
         try:
-            problem = make_problem()
-            if not isinstance(problem, om.Problem):
-                raise DefinitionError(
-                    f"Expected make_problem to return an openmdao.api.Problem; found "
-                    f"{type(problem).__name__}.",
-                    code="bad_definition",
-                )
             problem.final_setup()
-        finally:
-            if before is None:
-                del os.environ["OPENMDAO_REPORTS"]
-            else:
-                os.environ["OPENMDAO_REPORTS"] = before
+        except Exception as error:
+            raise DefinitionError(
+                f"The problem cannot be set up: {error}. Does make_problem call problem.setup()?",
+                code="bad_definition",
+            ) from error
+    weakref.finalize(problem, shutil.rmtree, folder, ignore_errors=True)
     for system in problem.model.system_iter(include_self=True, recurse=True):
         for solver in (system.nonlinear_solver, system.linear_solver):
             if solver is not None and "err_on_non_converge" in solver.options:
                 solver.options["err_on_non_converge"] = True
     return problem
+
+
+@contextlib.contextmanager
+def _files_elsewhere() -> Iterator[str]:
+    """Problems that are set up meanwhile write no reports, and other files into a folder of their own.
+
+    Such files are the colourings of `ExecComp` and recordings. Where `OPENMDAO_WORKDIR` says a folder, they
+    go there.
+    """
+    folder = tempfile.mkdtemp(prefix="chainrule-openmdao-")
+    changes = {"OPENMDAO_REPORTS": "0"}
+    changes["OPENMDAO_WORKDIR"] = os.environ.get("OPENMDAO_WORKDIR") or folder
+    with _environment:
+        before = {name: os.environ.get(name) for name in changes}
+        os.environ.update(changes)
+        try:
+            yield folder
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value

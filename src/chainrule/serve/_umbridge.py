@@ -427,15 +427,21 @@ def _vector(body: Mapping[str, Any], name: str, group: Group) -> np.ndarray:
 def _numbers(vector: Any, name: str, group: Group) -> np.ndarray:
     """A vector of a request, which `_parse` has made an array of."""
     if not isinstance(vector, np.ndarray):
-        raise RefusedError("InvalidInput", f"Expected {name} to be a list of numbers.")
+        raise RefusedError(
+            "InvalidInput", f"Expected {_with_paths(name, group)} to be a list of numbers."
+        )
     size = sum(leaf.size for leaf in group)
     if len(vector) != size:
-        paths = ", ".join(leaf.path for leaf in group)
         raise RefusedError(
             "InvalidInput",
-            f"{name} ({paths}) has invalid length! Expected {size} but got {len(vector)}.",
+            f"{_with_paths(name, group)} has invalid length! Expected {size} but got {len(vector)}.",
         )
     return vector
+
+
+def _with_paths(name: str, group: Group) -> str:
+    """A vector of a request, and which leaves it is."""
+    return f"{name} ({_listed([leaf.path for leaf in group])})"
 
 
 def _split(vector: np.ndarray, group: Group) -> dict[str, np.ndarray]:
@@ -478,7 +484,9 @@ def umbridge_routes(
             except Disconnected:
                 return Response(status_code=499)
             except ChainruleError as error:
-                return _failed("InvalidInput", error.message, error.http_status)
+                # What the caller sent wrongly is 400 in this protocol; too much of it, or too slowly, is not.
+                status = 400 if error.http_status == 422 else error.http_status
+                return _failed("InvalidInput", error.message, status)
             except Exception:
                 _log.exception("A request for %s was lost", path)
                 return _failed("ModelError", "The server failed on this request.", 500)

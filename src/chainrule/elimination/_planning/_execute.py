@@ -490,7 +490,7 @@ def _answer(request: _Request, vectors: Mapping[int, Any], place: str) -> Any:
         ) from error
 
 
-def _answer_once(request: Request, vectors: Mapping[int, Any], place: str) -> Any:
+def _answer_once(request: _Request, vectors: Mapping[int, Any], place: str) -> Any:
     try:
         return request.answer(vectors)
     except Exception as error:

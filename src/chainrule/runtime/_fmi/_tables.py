@@ -35,7 +35,7 @@ class Table:
         self.time = np.asarray(given.pop("time", np.zeros(1)), float)
         if self.time.size == 0 or not np.all(np.diff(self.time) >= 0):
             raise InputError(
-                "The times of the input table have to be one or more numbers that do not fall.",
+                "Expected inputs.time to be one or more numbers that do not fall.",
                 path="inputs.time",
             )
         self._constant = {v.field: v.start for v in variables if v.field not in given}

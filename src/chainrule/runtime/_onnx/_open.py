@@ -90,7 +90,7 @@ def _session(path: Path) -> Any:
             code="not_installed",
         ) from error
     if not path.is_file():
-        raise DefinitionError(f"{path} does not exist.", code="bad_onnx")
+        raise DefinitionError(f"There is no file {path}.", code="bad_onnx")
     try:
         return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:

@@ -93,7 +93,7 @@ class Bounds:
         """The word of the first bound that does not hold, and the index of the first such element."""
         for name, bound in self.given().items():
             holds = _COMPARISONS[name][1](array, bound)
-            if not np.all(holds):
+            if not holds.all():
                 index = np.unravel_index(int(np.argmin(holds)), np.shape(array))
                 return name, tuple(map(int, index))
         return None

@@ -89,8 +89,11 @@ def _scalar_validator(spec: ArraySpec, exact: bool) -> Validator:
     scalar_type = None if dtype is None else dtype.type
 
     def validate(value: Any, info: ValidationInfo) -> Any:
-        if type(value) is scalar_type:
+        kind = type(value)
+        if kind is scalar_type:
             return value
+        if kind is float and scalar_type is np.float64:
+            return np.float64(value)
         return _validate_slowly(spec, dtype, value, info.context or _NO_CONTEXT, exact)
 
     return validate
