@@ -13,7 +13,7 @@ from chainrule._endpoints import ENDPOINTS
 from chainrule._errors import InputError, StorageError
 from chainrule._results import Result
 from chainrule._whole_files import write_whole
-from chainrule.cli._debugging import add_debug_port, listen
+from chainrule.cli._debugging import accept_debugger, add_debug_port
 from chainrule.cli._output import ResultStream, make_table, result_stream
 from chainrule.cli._payload import add_payload, given_payload, texts_explained
 from chainrule.cli._sources import (
@@ -96,7 +96,7 @@ def _run(options: Namespace) -> int:
     """Call the endpoint and write its result to standard output, or to a file in the output path."""
     with result_stream() as stdout, texts_explained(options):
         if options.debug_port is not None:
-            listen(options.debug_port, wait=True)
+            accept_debugger(options.debug_port, wait=True)
         if not is_url(options.component):
             check_source(options.component)
         config = _config(options)

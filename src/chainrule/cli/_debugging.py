@@ -22,7 +22,7 @@ def add_debug_port(parser: Arguments, what: str) -> None:
     )
 
 
-def listen(port: int, *, wait: bool) -> None:
+def accept_debugger(port: int, *, wait: bool) -> None:
     """Accept a debugger, and say so on standard error.
 
     Args:

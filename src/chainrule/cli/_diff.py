@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import InputError
+from chainrule._paths import add_segment
 from chainrule.cli._output import make_table, result_stream, write_result
 from chainrule.cli._sources import add_token, check_exists, is_url, read_document
 from chainrule.runtime.internal import Document
@@ -200,9 +201,9 @@ def _walk(
         yield path, _Field(_describe(schema), required)
     needed = schema.get("required", ())
     for name, child in schema.get("properties", {}).items():
-        yield from _walk(child, definitions, _join(path, name), name in needed, open_names)
+        yield from _walk(child, definitions, add_segment(path, name), name in needed, open_names)
     for segment, child in _children(schema):
-        yield from _walk(child, definitions, _join(path, segment), required, open_names)
+        yield from _walk(child, definitions, add_segment(path, segment), required, open_names)
 
 
 def _children(schema: Json) -> Iterator[tuple[str, Json]]:
@@ -214,10 +215,6 @@ def _children(schema: Json) -> Iterator[tuple[str, Json]]:
         yield f"[{position}]", child
     for position, child in enumerate((*schema.get("anyOf", ()), *schema.get("oneOf", ()))):
         yield f"|{position}", child
-
-
-def _join(path: str, segment: str) -> str:
-    return f"{path}.{segment}" if path else segment
 
 
 def _describe(schema: Json) -> str:

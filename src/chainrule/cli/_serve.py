@@ -17,7 +17,7 @@ from typing import Any
 from chainrule._codec import DEFAULT_LIMITS, Limits
 from chainrule._errors import DefinitionError
 from chainrule._folders import state_folder
-from chainrule.cli._debugging import add_debug_port, listen
+from chainrule.cli._debugging import accept_debugger, add_debug_port
 from chainrule.cli._output import strong, write_text
 from chainrule.cli._sources import (
     Arguments,
@@ -150,7 +150,7 @@ def run(options: Namespace) -> int:
             check_exists(component)
     if options.debug_port is not None:
         options.workers = 0
-        listen(options.debug_port, wait=False)
+        accept_debugger(options.debug_port, wait=False)
     if options.jobs_folder is not None:
         _serve(options)
         return 0

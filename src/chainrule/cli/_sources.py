@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import InputError
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
-from chainrule.runtime.internal import check_sources
+from chainrule.runtime.internal import check_sources, split_source
 
 if TYPE_CHECKING:  # most commands call a component in this process and need no client
     from chainrule.client import Component
@@ -205,7 +205,7 @@ def component_folder(options: Namespace) -> Path:
 
 def component_file(source: str) -> Path:
     """The file or folder that a component is named by."""
-    return Path(source.rpartition(":")[0] if ".py:" in source else source)
+    return split_source(source)[0]
 
 
 def _read_token(file: Path | None) -> str | None:

@@ -151,9 +151,9 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             TransportError: it cannot be reached, is no UM-Bridge server (`not_umbridge`), or
                 answers with too much (`answer_too_large`).
         """
-        from chainrule.client._umbridge import open_model
+        from chainrule.client._umbridge import component_of_model
 
-        model = open_model(
+        model = component_of_model(
             url,
             name,
             config=config,

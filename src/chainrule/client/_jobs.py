@@ -182,7 +182,7 @@ def showing(progress: Show, label: str) -> Iterator[Callable[[float, str], Any]]
     A job that is done is shown as done, also if its author has not reported progress.
     """
     if not callable(progress):
-        with progress_bar(label) if progress else nullcontext() as bar:
+        with job_bar(label) if progress else nullcontext() as bar:
             yield _ignore if bar is None else bar.move_to
         return
     last = (0.0, "")
@@ -234,7 +234,7 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(label: str, total: float | None = None) -> Iterator[Bar]:
+def job_bar(label: str, total: float | None = None) -> Iterator[Bar]:
     """Show a bar on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn

@@ -12,7 +12,7 @@ from typing import Any
 
 from chainrule._describe import describe_value
 from chainrule._errors import ChainruleError, InputError, TransportError
-from chainrule.client._jobs import Bar, progress_bar
+from chainrule.client._jobs import Bar, job_bar
 from chainrule.client._transport import Ticket
 
 # The calls compete with each other for places in a queue, and perhaps with those of other programs.
@@ -155,4 +155,4 @@ def results_of(outcomes: Generator[Outcome, None, None]) -> Iterator[Any]:
 def _shown(inputs: Iterable[Any], progress: bool, label: str) -> AbstractContextManager[Bar | None]:
     if not progress:
         return nullcontext()
-    return progress_bar(label, len(inputs) if isinstance(inputs, Sized) else None)
+    return job_bar(label, len(inputs) if isinstance(inputs, Sized) else None)

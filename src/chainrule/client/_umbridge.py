@@ -258,7 +258,7 @@ _ENDPOINTS = {
 }
 
 
-def open_model(
+def component_of_model(
     url: str,
     name: str | None,
     *,

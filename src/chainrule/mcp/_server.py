@@ -327,9 +327,7 @@ def plain_schema(node: Any, schemas: Mapping[str, Any], depth: int = 0) -> Any:
     if not isinstance(node, Mapping) or depth > _MAX_DEPTH:
         return node
     if "$ref" in node:
-        target = schemas.get(str(node["$ref"]).rsplit("/", 1)[-1], {})
-        beside = {key: value for key, value in node.items() if key != "$ref"}
-        return plain_schema({**target, **beside}, schemas, depth + 1)
+        return plain_schema(Document.resolve(node, schemas), schemas, depth + 1)
     if "array_flags" in node:
         return _array_schema(node)
     # `discriminator` maps to references, which are not there any more.

@@ -4,6 +4,8 @@ Document               what the OpenAPI document of a component says
 Field                  one leaf of a schema, for people
 Leaf                   one differentiable array of a call: path, shape, units, bounds
 load_module            run a Python file in a package of its own
+split_source           the file of a source, and the name in it
+COMPONENT_FILES        names of the file that defines the component of a folder
 check_sources          find mistakes in the syntax of a component without running it
 read_mapping           the mapping in a project file
 failure_of             the error that stands for an exception of an author
@@ -34,7 +36,12 @@ if TYPE_CHECKING:
     from chainrule.runtime._component._document import Document, Field, Leaf
     from chainrule.runtime._component._failures import failure_of
     from chainrule.runtime._component._isolation import PEER_MODULES, load_module
-    from chainrule.runtime._component._loading import check_sources, read_mapping
+    from chainrule.runtime._component._loading import (
+        COMPONENT_FILES,
+        check_sources,
+        read_mapping,
+        split_source,
+    )
     from chainrule.runtime._component._observation import keep_output
     from chainrule.runtime._component._schemas import fit_abstract, to_plain
     from chainrule.runtime._derivatives._derive import product_from_jacobian
@@ -47,6 +54,7 @@ if TYPE_CHECKING:
     from chainrule.runtime.testing._subject import Subject
 
 __all__ = [
+    "COMPONENT_FILES",
     "PEER_MODULES",
     "ArrayFlags",
     "Document",
@@ -68,13 +76,14 @@ __all__ = [
     "product_from_jacobian",
     "read_mapping",
     "reuse_residuals",
+    "split_source",
     "to_plain",
 ]
 
 _HOMES = {
     "_component._document": "Document Field Leaf",
     "_component._isolation": "load_module PEER_MODULES",
-    "_component._loading": "check_sources read_mapping",
+    "_component._loading": "COMPONENT_FILES check_sources read_mapping split_source",
     "_component._failures": "failure_of",
     "_component._observation": "keep_output",
     "_component._schemas": "fit_abstract to_plain",

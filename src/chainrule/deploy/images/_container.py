@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chainrule import _folders
 from chainrule._errors import CapabilityError, InputError, StorageError, TransportError
+from chainrule._folders import state_folder
 from chainrule.deploy.images._engine import Engine
 from chainrule.deploy.images._image import ComponentImage, RunOptions
 from chainrule.deploy.images._plan import TOKEN_FILE
@@ -132,7 +132,7 @@ def _start(
     startup_timeout: float,
 ) -> Container:
     name = f"chainrule-{secrets.token_hex(6)}"
-    folder = state_folder() / name
+    folder = state_folder("containers") / name
     token = _write_token(folder, is_asked_for=found.is_native)
     # The watchdog is started before the container, so that no container is ever without one.
     watchdog = _watch(engine, name, folder) if owned else None
@@ -285,11 +285,6 @@ def _last_lines(engine: Engine, name: str) -> str:
     return engine.log(name, _SHOWN_LINES).strip() or "(nothing)"
 
 
-def state_folder() -> Path:
-    """The folder with the tokens of this user's containers."""
-    return _folders.state_folder("containers")
-
-
 @dataclass(frozen=True)
 class ContainerFacts:
     """A container as a listing shows it.
@@ -313,7 +308,7 @@ class ContainerFacts:
     @property
     def token(self) -> str | None:
         """Its token, where this user started it."""
-        file = state_folder() / self.name / "token"
+        file = state_folder("containers") / self.name / "token"
         return file.read_text() if file.is_file() else None
 
 
@@ -376,4 +371,4 @@ def remove_container(engine: Engine, name: str) -> None:
     """Stop and remove a container, if it exists, and its token."""
     engine.run(["stop", "--time", "5", name])
     engine.run(["rm", "--force", name])
-    shutil.rmtree(state_folder() / name, ignore_errors=True)
+    shutil.rmtree(state_folder("containers") / name, ignore_errors=True)

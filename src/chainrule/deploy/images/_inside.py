@@ -18,6 +18,7 @@ from typing import Any
 
 from chainrule._errors import ChainruleError, ComponentError
 from chainrule.runtime import LocalComponent, load_component
+from chainrule.runtime.internal import split_source
 from chainrule.runtime.testing import check_gradients, find_tests, run_test
 
 FACTS = Path("/opt/chainrule/facts.json")
@@ -74,8 +75,8 @@ def _parser() -> ArgumentParser:
 
 
 def _run_tests(component: LocalComponent, options: Namespace) -> None:
-    folder = Path(options.component.partition(".py:")[0]).parent
-    for file in find_tests(folder):
+    path, _ = split_source(options.component)
+    for file in find_tests(path.parent):
         result = run_test(component, file)
         if not result.passed:
             raise ComponentError(f"{file.name}: {result.message}", code="test_failed")

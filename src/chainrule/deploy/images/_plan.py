@@ -15,9 +15,8 @@ from pathlib import Path
 from chainrule._errors import DefinitionError, InputError
 from chainrule.deploy.images._requirements import Requirements, read_requirements
 from chainrule.deploy.images._settings import Changes, ImageSettings, read_settings
-from chainrule.runtime.internal import check_sources
+from chainrule.runtime.internal import COMPONENT_FILES, check_sources, split_source
 
-_MODULES = ("tesseract_api.py", "component.py", "component.yaml")
 TOKEN_FILE = "/run/chainrule/token"
 """Where a container finds the token that its callers must send."""
 
@@ -160,17 +159,16 @@ def plan_build(
         InputError: there is no component (`component_missing`).
         DefinitionError: its settings or its requirements are malformed, or its source is not Python.
     """
-    text = str(source)
-    file, _, attribute = text.rpartition(":") if ".py:" in text else (text, "", "")
-    path = Path(file)
+    path, attribute = split_source(str(source))
     if path.is_dir():
-        folder, entry = path, next((name for name in _MODULES if (path / name).is_file()), None)
+        found = (name for name in COMPONENT_FILES if (path / name).is_file())
+        folder, entry = path, next(found, None)
     else:
         folder, entry = path.parent, path.name if path.is_file() else None
     if entry is None:
         raise InputError(
-            f"There is no component at {text!r}: expected a folder with one of {', '.join(_MODULES)}, or "
-            "a file. `chainrule init` starts one.",
+            f"There is no component at {str(source)!r}: expected a folder with one of "
+            f"{', '.join(COMPONENT_FILES)}, or a file. `chainrule init` starts one.",
             code="component_missing",
         )
     settings = read_settings(folder, changes=changes, **overrides)

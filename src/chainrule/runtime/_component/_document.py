@@ -121,6 +121,16 @@ class Document:
         return cls({"components": {"schemas": schemas}})
 
     @staticmethod
+    def resolve(node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A node of a schema without the `$ref` it may be; what stands beside that wins."""
+        for _ in range(_MAX_DEPTH):
+            if "$ref" not in node:
+                break
+            beside = {key: value for key, value in node.items() if key != "$ref"}
+            node = {**schemas.get(node["$ref"].rsplit("/", 1)[-1], {}), **beside}
+        return node
+
+    @staticmethod
     def full_name(name: str, version: str) -> str:
         """A component's name, and its version where the author gave one."""
         return name if version == "unknown" else f"{name} {version}"
@@ -292,7 +302,7 @@ def root_of(schemas: Mapping[str, Any], side: Side) -> Mapping[str, Any]:
 def _walk(
     node: Mapping[str, Any], path: str, required: bool, schemas: Mapping[str, Any], depth: int
 ) -> Iterator[Field]:
-    node = resolve(node, schemas)
+    node = Document.resolve(node, schemas)
     said = {
         "description": node.get("description", ""),
         "default": node.get("default"),
@@ -330,7 +340,9 @@ def _walk_union(
         bounds = Bounds.from_json_schema(node)
         yield Field(path, _plain_type(node), is_required=required, bounds=bounds, **said)
     for member in members:
-        yield from _walk({**resolve(member, schemas), **said}, path, required, schemas, depth + 1)
+        yield from _walk(
+            {**Document.resolve(member, schemas), **said}, path, required, schemas, depth + 1
+        )
 
 
 def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
@@ -346,16 +358,6 @@ def _shape_and_dtype(value: Any) -> tuple[tuple[int, ...], Any]:
 def _plain_type(node: Mapping[str, Any]) -> str:
     choices = node.get("enum", [node["const"]] if "const" in node else [])
     return " | ".join(map(repr, choices)) or str(node.get("type", "any"))
-
-
-def resolve(node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A node of a schema without the `$ref` it may be; what stands beside that wins."""
-    for _ in range(_MAX_DEPTH):
-        if "$ref" not in node:
-            break
-        beside = {key: value for key, value in node.items() if key != "$ref"}
-        node = {**schemas.get(node["$ref"].rsplit("/", 1)[-1], {}), **beside}
-    return node
 
 
 def _array_type(node: Mapping[str, Any]) -> str:

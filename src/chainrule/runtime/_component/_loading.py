@@ -90,8 +90,7 @@ def load_component(
 
 
 def _load_path(text: str, config: Config, redirect_peer: bool) -> LocalComponent:
-    file, _, attribute = text.rpartition(":") if ".py:" in text else (text, "", "")
-    path = Path(file)
+    path, attribute = split_source(text)
     if attribute:
         return _load_attribute(path, attribute, config, redirect_peer)
     if path.is_dir():
@@ -157,17 +156,27 @@ def _only(module: ModuleType, names: list[str], path: Path) -> LocalComponent:
     return getattr(module, names[0])
 
 
+COMPONENT_FILES = ("tesseract_api.py", "component.py", "component.yaml")
+"""Names of the file that defines the component of a folder; the first that is there does."""
+
+
+def split_source(text: str) -> tuple[Path, str]:
+    """The file or folder of a source, and the name that `file.py:name` gives; empty without one."""
+    file, _, name = text.rpartition(":") if ".py:" in text else (text, "", "")
+    return Path(file), name
+
+
 def file_in(folder: Path) -> Path:
     """The file of a folder that defines its component.
 
     Raises:
         DefinitionError: there is none (`module_missing`).
     """
-    for name in ("tesseract_api.py", "component.py", "component.yaml"):
+    for name in COMPONENT_FILES:
         if (folder / name).is_file():
             return folder / name
     raise DefinitionError(
-        f"The folder {folder} has no tesseract_api.py, component.py or component.yaml. "
+        f"The folder {folder} has none of {', '.join(COMPONENT_FILES)}. "
         "`chainrule init` writes one.",
         code="module_missing",
     )

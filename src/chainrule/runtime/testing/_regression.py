@@ -33,7 +33,7 @@ from chainrule._describe import describe_array
 from chainrule._errors import CapabilityError, ChainruleError, InputError, TransportError
 from chainrule._paths import Key, Segment, join_path
 from chainrule._trees import is_arraylike, map_leaves
-from chainrule.runtime._component._document import resolve, root_of
+from chainrule.runtime._component._document import Document, root_of
 from chainrule.runtime._component._failures import class_name
 from chainrule.runtime._component._isolation import without_package
 from chainrule.runtime._schema import number_kind
@@ -407,12 +407,12 @@ def with_defaults(component: Any, endpoint: str, expected: Any) -> Any:
 
 def _completed(expected: Any, node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
     """What is expected as it was written, and what a node of a JSON schema says is there anyway."""
-    node = _only_member(resolve(node, schemas), schemas)
+    node = _only_member(Document.resolve(node, schemas), schemas)
     fields = node.get("properties", {})
     of_others = node.get("additionalProperties")
     others = of_others if isinstance(of_others, Mapping) else {}
     if isinstance(expected, Mapping):
-        stated = {name: resolve(field, schemas) for name, field in fields.items()}
+        stated = {name: Document.resolve(field, schemas) for name, field in fields.items()}
         missing = {
             name: field["default"]
             for name, field in stated.items()
@@ -430,7 +430,7 @@ def _completed(expected: Any, node: Mapping[str, Any], schemas: Mapping[str, Any
 def _only_member(node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
     """The one thing that an optional field may be besides null; a union of several says too little."""
     members = [m for m in node.get("anyOf", ()) if m.get("type") != "null"]
-    return resolve(members[0], schemas) if len(members) == 1 else node
+    return Document.resolve(members[0], schemas) if len(members) == 1 else node
 
 
 def _filled(expected: Any, model: Any) -> Any:
