@@ -53,16 +53,9 @@ def reversed_edges(successors: Sequence[int]) -> tuple[int, ...]:
     return tuple(before)
 
 
-def between(
-    successors: Sequence[int],
-    sources: int,
-    sinks: int,
-    predecessors: Sequence[int] | None = None,
-) -> int:
+def between(successors: Sequence[int], sources: int, sinks: int) -> int:
     """The nodes on paths from sources to sinks, the ends included."""
-    if predecessors is None:
-        predecessors = reversed_edges(successors)
-    return reached(successors, sources) & reached(predecessors, sinks)
+    return reached(successors, sources) & reached(reversed_edges(successors), sinks)
 
 
 @dataclass(frozen=True)
@@ -90,19 +83,20 @@ def minimal_cut(
     sinks: int,
     *,
     near_sinks: bool = False,
-    predecessors: Sequence[int] | None = None,
+    region: int | None = None,
 ) -> Cut:
     """The nodes with the fewest elements that all paths from sources to sinks meet.
 
     Sources and sinks may be part of it. Of several minimal cuts it is the one nearest to the sinks, or to the
     sources: fewer nodes lie between it and the site for which it is made, which nothing can use afterwards.
 
-    `predecessors` are the same edges the other way round, where the caller has them.
+    `region` are the nodes on paths from sources to sinks, where the caller knows them.
 
     By the theorem of Ford and Fulkerson the smallest cut is as large as the largest flow. Every node is two
     here, 2·node and 2·node + 1, with an edge between them that carries no more than its size.
     """
-    region = between(successors, sources, sinks, predecessors)
+    if region is None:
+        region = between(successors, sources, sinks)
     room: dict[int, dict[int, float]] = {_SOURCE: {}, _SINK: {}}
     for node in members(region):
         room[2 * node], room[2 * node + 1] = {2 * node + 1: sizes[node]}, {2 * node: 0}

@@ -170,14 +170,14 @@ def _checked_position(position: Any, count: int) -> int:
 def _checked_leaf(leaf: Any, index: int, tree: Any) -> Any:
     try:
         value = jnp.asarray(leaf)
-        found = describe_array(value)
     except (TypeError, ValueError):
-        value, found = None, with_article(type(leaf).__name__)
+        value = None
     if value is None or not jnp.issubdtype(value.dtype, jnp.floating):
         paths = jax.tree_util.tree_leaves_with_path(
             jax.tree.unflatten(tree, range(tree.num_leaves))
         )
         where = jax.tree_util.keystr(paths[index][0]) or "the argument"
+        found = with_article(type(leaf).__name__) if value is None else describe_array(value)
         raise InputError(
             f"Jacobians are taken with respect to real floating-point arrays, but {where} is {found}. "
             f"{_remedy(value)}, or leave it out of argnums.",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from chainrule.elimination._cuts import as_set, minimal_cut
+from chainrule.elimination._cuts import as_set, minimal_cut, reached
 
 ZERO = -1
 """The structure of a product that has no entry: no edge comes of it."""
@@ -132,14 +132,20 @@ def vertex_bounds(problem: Problem, *, until: float = math.inf) -> dict[int, int
         successors[source] |= 1 << target
         predecessors[target] |= 1 << source
     inputs, outputs = as_set(problem.inputs), as_set(problem.outputs)
+    from_inputs, to_outputs = reached(successors, inputs), reached(predecessors, outputs)
+    sizes = [1] * problem.size
     bounds = dict.fromkeys(problem.eliminable, 0)
-
-    def cut(sources: int, sinks: int) -> int:
-        sizes = [1] * problem.size
-        return minimal_cut(sizes, successors, sources, sinks, predecessors=predecessors).size
-
     for v in bounds:
         if time.perf_counter() > until:
             break
-        bounds[v] = cut(inputs, predecessors[v]) * cut(successors[v], outputs & ~(1 << v))
+        operands, readers = predecessors[v] & from_inputs, successors[v] & to_outputs
+        # Operands and readers are cuts themselves; where there is only one, none is smaller.
+        before, after = operands.bit_count(), readers.bit_count()
+        if before > 1:
+            region = reached(predecessors, operands) & from_inputs
+            before = minimal_cut(sizes, successors, inputs, operands, region=region).size
+        if after > 1:
+            region = reached(successors, readers) & to_outputs
+            after = minimal_cut(sizes, successors, readers, outputs, region=region).size
+        bounds[v] = before * after
     return bounds
