@@ -431,7 +431,7 @@ def test_profiles_and_traces_go_to_stderr(component, tmp_path):
         ],
         capture_output=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert y(done.stdout) == [1.0, 2.0]
@@ -472,7 +472,11 @@ def test_the_overview_imports_next_to_nothing():
         "print([m for m in ('numpy', 'pydantic', 'argparse', 'rich', 'jax') if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code + check], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code + check],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -493,7 +497,7 @@ def test_a_call_does_not_load_what_derivatives_need(tmp_path):
         "print('\\n', 'chainrule.runtime._derivatives' in sys.modules, 'jax' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stdout.split()[-2:] == ["False", "False"]
 

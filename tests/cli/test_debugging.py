@@ -20,7 +20,7 @@ class Editor:
     """A client of the Debug Adapter Protocol: JSON messages with a `Content-Length`."""
 
     def __init__(self, port):
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=300)
         self._stream = self._socket.makefile("rb")
         self._number = 0
 
@@ -53,7 +53,7 @@ def start(*arguments):
     for line in command.stderr:
         if "Debugger listening on 127.0.0.1:" in line:
             return command, int(line.rpartition(":")[2])
-    raise AssertionError(f"no debugger is accepted; exit code {command.wait(60)}")
+    raise AssertionError(f"no debugger is accepted; exit code {command.wait(300)}")
 
 
 def test_a_call_begins_when_a_debugger_has_attached(tmp_path):
@@ -69,5 +69,5 @@ def test_a_call_begins_when_a_debugger_has_attached(tmp_path):
         editor.ask("configurationDone")
         editor.wait_for("terminated")
         editor.ask("disconnect")
-        out, _ = command.communicate(timeout=60)
+        out, _ = command.communicate(timeout=300)
     assert json.loads(out) == {"result": 6.0}

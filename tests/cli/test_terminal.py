@@ -82,7 +82,7 @@ class Terminal:
     def end(self):
         while self.read():
             pass
-        code = self.process.wait(30)
+        code = self.process.wait(300)
         os.close(self.own)
         return code, self.text
 

@@ -412,10 +412,12 @@ def test_one_set_of_inputs_is_not_many(component):
             component.map(wrong)
 
 
-def test_a_job_that_is_not_done_yet(component):
-    job = component.submit("apply", {"x": X, "action": "sleep0.3"})
+def test_a_job_that_is_not_done_yet(component, tmp_path):
+    gate = tmp_path / "gate"
+    job = component.submit("apply", {"x": X, "action": f"until {gate}"})
     with pytest.raises(TimeoutError, match="not done yet; it goes on"):
         job.result(timeout=0.01)
+    gate.touch()
     assert job.result()["total"] == 6.0
 
 

@@ -188,7 +188,7 @@ def test_retries_share_the_deadline(serve):
 
     with Component.from_url(serve(answer), timeout=0.3, idempotent=True, retries=50) as component:
         assert code_of(lambda: component.apply({})) == "timeout"
-    assert len(attempts) == 1
+    assert len(attempts) <= 1  # none, where the machine is busy
 
 
 def test_a_server_that_does_not_read(serve):

@@ -129,6 +129,6 @@ def _podman(environment, *arguments):
         ["podman", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=1200,
         env={**os.environ, **environment},
     )

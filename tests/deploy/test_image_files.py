@@ -282,7 +282,7 @@ def test_the_wheel_can_be_installed_and_is_always_the_same(tmp_path):
         "--target",
         str(target),
     ]
-    subprocess.run([*command, str(wheel)], check=True, timeout=120)
+    subprocess.run([*command, str(wheel)], check=True, timeout=1200)
     assert (target / "chainrule" / "deploy" / "images" / "_scripts" / "install.sh").exists()
     assert not any("__pycache__" in name for name in zipfile.ZipFile(wheel).namelist())
 

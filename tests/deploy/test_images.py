@@ -301,7 +301,7 @@ def test_images_go_to_a_registry_and_come_back(engine, square, folders, registry
     for variable, value in SETTINGS["build_env"].items():
         command += ["--build-env", f"{variable}={value}"]
     done = subprocess.run(
-        [*command, "--tag", name], capture_output=True, text=True, timeout=240, check=False
+        [*command, "--tag", name], capture_output=True, text=True, timeout=1200, check=False
     )
     assert done.returncode == 0, done.stderr
     tags = json.loads(done.stdout)["tags"]
@@ -385,7 +385,7 @@ def test_a_container_ends_with_its_owner_however_that_ends(engine, image):
         for how, (last_words, _) in ENDS.items()
     }
     for how, owner in owners.items():
-        name = owner.communicate(timeout=180)[0].strip()
+        name = owner.communicate(timeout=1200)[0].strip()
         assert (owner.returncode, bool(name)) == (ENDS[how][1], True), how
         deadline = time.monotonic() + 600
         while engine.succeeds("container", "inspect", name):
@@ -399,7 +399,7 @@ def test_a_container_ends_with_its_owner_however_that_ends(engine, image):
 
 def chainrule(*arguments):
     command = [sys.executable, "-m", "chainrule", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200)
 
 
 def test_the_command_line_runs_lists_and_stops(image):

@@ -116,7 +116,7 @@ def test_a_user_without_rights_builds_and_runs(user, home):
         pytest.skip(f"podman does not work without root here: {imported.stderr[-300:]!r}")
     order = json.dumps([str(home), container_engine.BASE, container_engine.BUILD_ENV])
     done = subprocess.run(
-        [*prefix, python, "-c", PROGRAM, order], capture_output=True, text=True, timeout=240
+        [*prefix, python, "-c", PROGRAM, order], capture_output=True, text=True, timeout=1200
     )
     assert done.returncode == 0, done.stderr[-3000:]
     facts = {"found": [9.0], "is_mine": True, "left": 0}

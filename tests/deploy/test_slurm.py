@@ -82,7 +82,7 @@ def test_a_job_serves_and_a_command_uses_the_servers(cluster):
         )
     )
     done = subprocess.run(
-        ["bash", "-s"], input=script, text=True, cwd=folder, env=environment, timeout=120,
+        ["bash", "-s"], input=script, text=True, cwd=folder, env=environment, timeout=1200,
         capture_output=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -100,7 +100,7 @@ def test_a_component_that_cannot_be_served_ends_the_job(cluster):
     (folder / "component.py").write_text("raise ValueError('no licence')\n")
     script = batch_script(SlurmJob(component=str(folder / "component.py"), python=sys.executable))
     done = subprocess.run(
-        ["bash", "-s"], input=script, text=True, cwd=folder, env=environment, timeout=120,
+        ["bash", "-s"], input=script, text=True, cwd=folder, env=environment, timeout=1200,
         capture_output=True,
     )  # fmt: skip
     assert done.returncode == 1

@@ -57,7 +57,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def tool(*command, check=True):
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=check)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1200, check=check)
 
 
 @pytest.fixture(scope="module")

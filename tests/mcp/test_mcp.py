@@ -165,6 +165,38 @@ def test_files_are_private_and_checked():
     with_client(work)
 
 
+def test_gradients_of_what_is_no_output():
+    async def work(c):
+        for of in (5, None, ["y"], "", "nothing", "y.[0]", {"y": 1}):
+            refused = await c.call_tool("tool_component_gradient", {"inputs": X, "of": of})
+            assert refused.is_error
+            codes = ("[bad_paths]", "[path_unknown]", "[path_not_differentiable]")
+            assert texts(refused)[0].endswith(codes)
+
+    with_client(work)
+
+
+def test_what_a_component_prints_cannot_control_the_terminal():
+    command = [sys.executable, "-m", "chainrule", "mcp", COMPONENT]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    start = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "t", "version": "1"},
+    }
+    call = {"name": "tool_component_apply", "arguments": {**X, "mode": "rude"}}
+    with subprocess.Popen(command, **pipes) as server:
+        for number, (method, params) in enumerate((("initialize", start), ("tools/call", call))):
+            request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            server.stdin.write(json.dumps(request).encode() + b"\n")
+            server.stdin.flush()
+            assert b"result" in server.stdout.readline()
+        server.stdin.close()
+        said = server.stderr.read()
+    assert b"\\x1b[2J" in said
+    assert b"\x1b" not in said
+
+
 def test_a_client_that_leaves_without_a_word():
     command = [sys.executable, "-m", "chainrule", "mcp", COMPONENT]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

@@ -13,7 +13,7 @@ from chainrule.runtime import Array, Differentiable, Float64, progress
 class InputSchema(BaseModel):
     x: Differentiable[Array[("n",), Float64, "m"]] = Field(description="positions", ge=0)
     scale: Differentiable[Float64] = 2.0
-    mode: Literal["plain", "nan", "fail", "crash", "progress", "hang", "large"] = "plain"
+    mode: Literal["plain", "nan", "fail", "crash", "progress", "hang", "large", "rude"] = "plain"
 
 
 class OutputSchema(BaseModel):
@@ -22,6 +22,8 @@ class OutputSchema(BaseModel):
 
 def apply(inputs):
     print("a stray line")  # noqa: T201
+    if inputs.mode == "rude":
+        print("\x1b[2J")  # noqa: T201
     if inputs.mode == "nan":
         return {"y": inputs.x * np.nan}
     if inputs.mode == "fail":

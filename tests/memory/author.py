@@ -54,7 +54,7 @@ def overwrite_by_torch(x, y):
 
 def overwrite_in_a_thread_later(x, y):
     def write():
-        MAY_WRITE.wait(30)
+        MAY_WRITE.wait(300)
         x[...] = -1.0
         y[...] = -1.0
 

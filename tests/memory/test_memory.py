@@ -52,7 +52,7 @@ def served(**options):
             yield component
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(300)
         process.stdout.close()
 
 

@@ -44,6 +44,9 @@ def apply(inputs: InputSchema) -> OutputSchema:
             y = inputs.x
         case "sleep":
             time.sleep(inputs.seconds)
+        case action if action.startswith("until "):
+            while not os.path.exists(action.removeprefix("until ")):
+                time.sleep(0.01)
         case "spin":
             deadline = time.monotonic() + inputs.seconds
             while time.monotonic() < deadline:

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -41,21 +42,27 @@ def test_whatever_an_author_raises_is_an_answer_and_costs_no_worker(any_served, 
 
 @pytest.fixture(scope="module")
 def single(start_server):
-    """One worker, one place in the queue, calls of at most four seconds."""
-    return start_server(workers=1, max_queue=1, timeout_s=4.0)
+    """One worker, one place in the queue."""
+    return start_server(workers=1, max_queue=1)
 
 
 @pytest.mark.parametrize("action", ["sleep", "spin", "hold_the_gil"])
 def test_health_answers_while_a_worker_computes(single, action, wait_until):
-    call = single.in_background(action, 1.5)
-    wait_until(lambda: single.is_running)
-    assert single.get("/health").status == 200
-    assert single.is_running
-    assert call.result().status == 200
+    def was_asked_meanwhile():
+        call = single.in_background(action, 1.0)
+        while call.is_alive() and not single.is_running:
+            time.sleep(0.01)
+        assert single.get("/health").status == 200
+        is_running = single.is_running
+        assert call.result().status == 200
+        return is_running  # otherwise the machine was busy, and the call was over before
+
+    wait_until(was_asked_meanwhile)
 
 
-def test_callers_queue_up_and_are_then_turned_away(single, wait_until):
-    first = single.in_background("sleep", 2.0)
+def test_callers_queue_up_and_are_then_turned_away(single, tmp_path, wait_until):
+    gate = tmp_path / "gate"
+    first = single.in_background(f"until {gate}")
     wait_until(lambda: single.is_running)
     second = single.in_background("double")
     wait_until(lambda: single.metric("calls_waiting") == 1)
@@ -63,6 +70,7 @@ def test_callers_queue_up_and_are_then_turned_away(single, wait_until):
     assert third.status == 503
     assert third.problem["code"] == "queue_full"
     assert int(third.headers["retry-after"]) >= 1
+    gate.touch()
     assert first.result().status == second.result().status == 200
 
 
@@ -74,10 +82,13 @@ def test_callers_queue_up_and_are_then_turned_away(single, wait_until):
         ("exit", {"exit_code": 3}),
     ],
 )
-def test_a_crash_costs_one_answer(single, action, fact, wait_until):
-    call = single.in_background("sleep", 0.3)
+def test_a_crash_costs_one_answer(single, action, fact, tmp_path, wait_until):
+    gate = tmp_path / "gate"
+    call = single.in_background(f"until {gate}")
     wait_until(lambda: single.is_running)
     crashing = single.in_background(action)
+    wait_until(lambda: single.metric("calls_waiting") == 1)
+    gate.touch()
     assert call.result().status == 200
     answer = crashing.result()
     assert answer.status == 502
@@ -86,8 +97,8 @@ def test_a_crash_costs_one_answer(single, action, fact, wait_until):
     assert single.apply().status == 200
 
 
-def test_a_queued_call_survives_the_crash_before_it(single, wait_until):
-    slow = single.in_background("sleep", 2.0)
+def test_a_queued_call_survives_the_crash_before_it(single, tmp_path, wait_until):
+    slow = single.in_background(f"until {tmp_path / 'never'}")
     wait_until(lambda: single.is_running)
     queued = single.in_background("double")
     wait_until(lambda: single.metric("calls_waiting") == 1)
@@ -98,12 +109,18 @@ def test_a_queued_call_survives_the_crash_before_it(single, wait_until):
     assert queued.result().status == 200
 
 
+@pytest.fixture(scope="module")
+def impatient(start_server):
+    """Calls of at most one second."""
+    return start_server(workers=1, timeout_s=1.0)
+
+
 @pytest.mark.parametrize("action", ["sleep", "hold_the_gil", "stubborn"])
-def test_a_call_that_takes_too_long_is_stopped(single, action):
-    answer = single.apply(action, 60.0)
+def test_a_call_that_takes_too_long_is_stopped(impatient, action, wait_until):
+    answer = impatient.apply(action, 60.0)
     assert answer.status == 504
     assert answer.problem["code"] == "call_timeout"
-    assert single.apply().status == 200
+    wait_until(lambda: impatient.apply().status == 200)
 
 
 @pytest.mark.parametrize(("action", "stays"), [("sleep", True), ("stubborn", False)])
@@ -136,11 +153,14 @@ def test_crashes_in_a_row_are_reported_and_overcome(start_server, wait_until):
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
-def test_stop_lets_calls_finish(start_server, stop, wait_until):
-    served = start_server(workers=1, grace_s=20)
-    call = served.in_background("sleep", 0.7)
+def test_stop_lets_calls_finish(start_server, stop, tmp_path, wait_until):
+    served = start_server(workers=1, grace_s=300)
+    gate = tmp_path / "gate"
+    call = served.in_background(f"until {gate}")
     wait_until(lambda: served.is_running)
     served.process.send_signal(stop)
+    wait_until(lambda: not accepts(served))
+    gate.touch()
     assert call.result().status == 200
     served.process.wait(300)
 
@@ -335,7 +355,9 @@ def test_a_thread_that_hangs_turns_callers_away(start_server, wait_until):
     assert served.apply("sleep", 5.0).problem["code"] == "call_timeout"
     waiting = [served.in_background() for _ in range(5)]  # two of them wait, in vain
     codes = [call.result().problem["code"] for call in waiting]
-    assert sorted(codes) == 2 * ["call_timeout"] + 3 * ["queue_full"]
+    # Where the machine is busy, some come when others have left.
+    assert set(codes) <= {"call_timeout", "queue_full"}
+    assert codes.count("call_timeout") >= 2
     assert served.get("/health").status == 200
     wait_until(lambda: served.apply().status == 200)
     served.stop()
@@ -380,13 +402,15 @@ def test_a_forked_child_of_a_component_in_its_own_process(component_path):
             np.testing.assert_array_equal(found["y"], [2.0, 4.0])
 
 
-def test_a_signal_of_somebody_else_cancels_nothing(single, component_path, wait_until):
+def test_a_signal_of_somebody_else_cancels_nothing(single, component_path, tmp_path, wait_until):
     """SIGUSR1 is how a server breaks off a call; batch systems and authors send it for their own reasons."""
     np.testing.assert_array_equal(single.apply("usr1").tree["y"], [2.0, 4.0])
-    call = single.in_background("sleep", 0.5)
+    gate = tmp_path / "gate"
+    call = single.in_background(f"until {gate}")
     wait_until(lambda: single.is_running)
     (worker,) = json.loads(single.get("/status").body)["workers"]
     os.kill(worker["pid"], signal.SIGUSR1)
+    gate.touch()
     assert call.result().status == 200
     with Component.from_source(component_path) as component:
         found = component.apply({"x": [1.0, 2.0], "action": "usr1"})

@@ -448,22 +448,25 @@ def test_a_caller_that_leaves_in_the_middle_of_its_body(served):
     assert served.apply().status == 200
 
 
-def test_bodies_that_are_turned_away_leave_their_memory(start_server, wait_until):
+def test_bodies_that_are_turned_away_leave_their_memory(start_server, tmp_path, wait_until):
     limited = start_server(workers=1, max_queue=0)
-    slow = limited.in_background("sleep", 1.5)
+    gate = tmp_path / "gate"
+    slow = limited.in_background(f"until {gate}")
     wait_until(lambda: limited.is_running)
     body = json.dumps({"inputs": {"x": [0.5] * 50_000}})
     statuses = [limited.request("POST", "/apply", body, JSON).status for _ in range(30)]
-    assert statuses.count(503) >= 10
+    assert statuses == [503] * 30
+    gate.touch()
     assert slow.result().status == 200
     assert psutil.Process(limited.process.pid).num_fds() < 40
     limited.stop()
 
 
-def test_more_bodies_than_the_server_may_hold(start_server, wait_until):
+def test_more_bodies_than_the_server_may_hold(start_server, tmp_path, wait_until):
     limited = start_server(workers=1, max_inflight_bytes=1000, max_connections=10)
     assert limited.apply().status == 200
-    slow = limited.in_background("sleep", 1.5)
+    gate = tmp_path / "gate"
+    slow = limited.in_background(f"until {gate}")
     wait_until(lambda: limited.is_running)
     answer = limited.request("POST", "/apply", b" " * 999 + BODY, JSON)
     assert (answer.status, answer.problem["code"]) == (503, "memory_busy")
@@ -472,6 +475,8 @@ def test_more_bodies_than_the_server_may_hold(start_server, wait_until):
         b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
     for body, status in (b" " * 999 + BODY, b"503"), (BODY, b"200"):  # of unknown length
+        if status == b"200":
+            gate.touch()
         answer = converse(limited, head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
         assert answer.startswith(b"HTTP/1.1 " + status)
     assert slow.result().status == 200
@@ -479,11 +484,13 @@ def test_more_bodies_than_the_server_may_hold(start_server, wait_until):
         with holding(limited, 60, sent):  # connections without a request, new ones and used ones
             answers = [limited.get("/health"), limited.get("/ready"), limited.apply()]
         assert [answer.status for answer in answers] == [200] * 3
-    body = json.dumps({"inputs": {"x": [1.0], "action": "sleep", "seconds": 0.7}})
+    body = json.dumps({"inputs": {"x": [1.0], "action": f"until {tmp_path / 'later'}"}})
     job = limited.request("POST", "/apply?wait=false", body, JSON).headers["location"]
     follow = f"GET {job}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with holding(limited, 60, follow):  # callers who follow a job
-        assert [limited.get("/status").status, limited.apply().status] == [200, 200]
+        assert limited.get("/status").status == 200
+        (tmp_path / "later").touch()
+        assert limited.apply().status == 200
     with holding(limited, 10, head):  # requests whose bodies do not come
         wait_until(lambda: limited.apply().status == 503)
         answer = limited.apply()

@@ -155,6 +155,20 @@ def test_a_damaged_result_is_not_served(start_server, tmp_path, wait_until):
     served.stop()
 
 
+def test_what_is_no_file_keeps_no_server_from_starting(start_server, tmp_path, wait_until):
+    folder = tmp_path / "jobs"
+    for name in ("left.request", ".left.partial"):
+        (folder / name).mkdir(parents=True)
+    served = start_server(components=JOB_COMPONENT, workers=0, jobs_folder=str(folder))
+    job = submit(served, action="steps")
+    wait_until(lambda: is_over(served, job))
+    (folder / f"{job}.log").unlink(missing_ok=True)
+    (folder / f"{job}.log").mkdir()
+    answer = served.get(f"/jobs/{job}/log")
+    assert (answer.status, answer.body) == (200, b"")
+    served.stop()
+
+
 def test_jobs_are_for_their_owner_only(start_server, tmp_path, wait_until):
     """Also in a folder that was there before, with files of an earlier version in it."""
     folder, told = tmp_path / "jobs", tmp_path / "told"

@@ -19,7 +19,7 @@ from chainrule.client import Component
 from chainrule.errors import ChainruleError
 
 # The full proof is 20 000 requests: CHAINRULE_LOAD_REQUESTS=20000 make test. CI runs a shorter one.
-REQUESTS = int(os.environ.get("CHAINRULE_LOAD_REQUESTS", "4000"))
+REQUESTS = int(os.environ.get("CHAINRULE_LOAD_REQUESTS", "2000"))
 CALLERS = 8
 FRAMES = "application/vnd.chainrule.frames"
 

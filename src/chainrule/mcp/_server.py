@@ -32,13 +32,14 @@ from mcp.server.stdio import stdio_server
 
 import chainrule
 from chainrule._codec import FRAMES_MEDIA_TYPE, encode_body
+from chainrule._describe import describe_value
 from chainrule._errors import ChainruleError, InputError, NotGrantedError, StorageError
 from chainrule._trees import get_at_path, map_leaves
 from chainrule._whole_files import open_private, whole_file
 from chainrule.client.internal import Answer, read_answer
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import Document
-from chainrule.serve.internal import Call, Facts, Pool, WorkerPool
+from chainrule.serve.internal import Call, ErrorStream, Facts, Pool, WorkerPool
 
 _MAX_NAME = 64
 _MAX_QUEUE = 64
@@ -78,6 +79,7 @@ async def _run(
     # Standard output belongs to the protocol from here on; what components print goes elsewhere.
     async with stdio_server() as (reading, writing), AsyncExitStack() as stack:
         tools: dict[str, Tool] = {}
+        output = ErrorStream()
         for source in components:
             pool = WorkerPool(
                 source,
@@ -86,9 +88,10 @@ async def _run(
                 timeout_s=timeout_s,
                 max_queue=_MAX_QUEUE,
                 startup_timeout_s=_STARTUP_S,
+                output=output,
             )
             stack.push_async_callback(pool.stop)
-            component = _Tools(pool, await pool.start(), values, timeout_s)
+            component = _Tools(pool, await pool.start(), values, timeout_s, output)
             tools |= component.tools(tools)
         server = make_server(tools)
         await server.run(reading, writing, server.create_initialization_options())
@@ -154,11 +157,14 @@ def _failed(code: str, message: str) -> Any:
 class _Tools:
     """The tools of one component, and their calls."""
 
-    def __init__(self, pool: Pool, facts: Facts, values: Values, timeout_s: float | None) -> None:
+    def __init__(
+        self, pool: Pool, facts: Facts, values: Values, timeout_s: float | None, output: ErrorStream
+    ) -> None:
         self._pool = pool
         self._facts = facts
         self._values = values
         self._timeout_s = timeout_s
+        self._output = output
         schemas = facts.openapi["components"]["schemas"]
         self._inputs = plain_schema(schemas["Apply_InputSchema"], schemas)
 
@@ -220,8 +226,19 @@ class _Tools:
         _check(arguments, ("inputs", "of"), ("wrt",))
         inputs = self._values.read(arguments["inputs"])
         of = arguments["of"]
+        if not isinstance(of, str):
+            raise InputError(
+                f"Expected of to be the path of an output; found {describe_value(of)}.",
+                code="bad_paths",
+            )
         outputs = await self._ask("apply", {"inputs": inputs}, report)
-        ones = np.ones_like(np.asarray(get_at_path(outputs, of), float))
+        try:
+            ones = np.ones_like(np.asarray(get_at_path(outputs, of), float))
+        except (TypeError, ValueError):  # text, or a part with several values
+            raise InputError(
+                f"{of!r} is not a differentiable array of this component.",
+                code="path_not_differentiable",
+            ) from None
         paths = arguments.get("wrt")
         if paths is None:
             leaves = Document(self._facts.openapi).leaves("inputs", inputs)
@@ -242,7 +259,7 @@ class _Tools:
 
     async def _ask(self, endpoint: str, payload: Mapping[str, Any], report: Any) -> Any:
         body = b"".join(encode_body(payload, format=FRAMES_MEDIA_TYPE, sparse=False))
-        watcher = _Watcher(report, self._timeout_s)
+        watcher = _Watcher(report, self._timeout_s, self._output)
         call = Call(
             endpoint,
             self._pool.placed(body),
@@ -269,11 +286,12 @@ def _check(arguments: Mapping[str, Any], required: Sequence[str], optional: Sequ
 
 
 class _Watcher:
-    """Passes the progress of a call on, in order."""
+    """Passes the progress of a call on, in order, and what the component prints."""
 
-    def __init__(self, report: Any, timeout_s: float | None) -> None:
+    def __init__(self, report: Any, timeout_s: float | None, output: ErrorStream) -> None:
         self.timeout_s = timeout_s
         self._report = report
+        self._output = output
         self._pending: list[asyncio.Task[None]] = []
         self._log: int | None = None
 
@@ -298,8 +316,8 @@ class _Watcher:
         await asyncio.gather(*self._pending, return_exceptions=True)
 
     def open_log(self) -> int:
-        """What the component prints goes to standard error."""
-        self._log = os.dup(2)
+        """What the component prints goes to standard error, without control characters."""
+        self._log = self._output.follow()
         return self._log
 
     def log_is_sent(self) -> None:
@@ -310,7 +328,7 @@ class _Watcher:
 
     def write_log(self, chunk: bytes) -> None:
         """What the component says, where there is no descriptor."""
-        os.write(2, chunk)
+        self._output.writer()(chunk)
 
 
 # --- values -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Answerer              answers calls with a component: bytes in, bytes out
 Call                  one undecoded request to one endpoint
 CallError             a call that got no answer from the component
 Cancelled             raised in author code whose answer is not wanted any more
+ErrorStream           takes what author code prints to standard error, without control characters
 Facts                 what a server says about a component without asking it again
 MakePool              makes the pool of a component, from its source and settings
 Pool                  what answers the calls of a component: base class of engines
@@ -24,6 +25,7 @@ from chainrule.serve._answering import Answerer
 from chainrule.serve._app import MakePool
 from chainrule.serve._author_code import following_in_thread
 from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply
+from chainrule.serve._logs import ErrorStream
 from chainrule.serve._options import add_option_arguments, option_table
 from chainrule.serve._page import static_file
 from chainrule.serve._pool import Pool, WorkerPool, WorkerState
@@ -35,6 +37,7 @@ __all__ = [
     "Call",
     "CallError",
     "Cancelled",
+    "ErrorStream",
     "Facts",
     "MakePool",
     "Pool",

@@ -267,7 +267,7 @@ def _filters(request: Request) -> tuple[Any, int]:
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except FileNotFoundError:
+    except OSError:  # there is none, or it is damaged: a job without a log
         return b""
 
 

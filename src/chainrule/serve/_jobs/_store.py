@@ -271,11 +271,10 @@ class JobStore:
 
     def _remove_left_behind(self, queued: set[str]) -> None:
         """Remove what a server that was killed did not get to: half-written files, requests of no job."""
-        for path in self.folder.glob(".*.partial"):
-            path.unlink(missing_ok=True)
-        for path in self.folder.glob("*.request"):
-            if path.stem not in queued:
-                path.unlink(missing_ok=True)
+        requests = (path for path in self.folder.glob("*.request") if path.stem not in queued)
+        for path in (*self.folder.glob(".*.partial"), *requests):
+            with contextlib.suppress(OSError):  # it keeps no job from running
+                path.unlink()
 
     def body(self, record: JobRecord) -> bytes:
         """The request of a job that is not over.
