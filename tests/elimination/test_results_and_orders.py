@@ -322,3 +322,21 @@ def test_jaxs_messages_name_the_users_function():
     ) as caught:
         jacobian(energy, (1, 0), method="elimination")(jnp.ones(2), jnp.float32(2))
     assert "differentiated[1]" in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"method": "elimination"}, {"sparse": True}])
+def test_equations_with_other_constants_have_an_order_of_their_own(settings):
+    """Places that do not exist have no edges. The same equations with other places do."""
+
+    def function_with(places):
+        def function(x):
+            read = jnp.sin(x).at[places].get(mode="fill", fill_value=0.0)
+            return jnp.exp(read * x[:2]) * x[1:]
+
+        return function
+
+    for places in ([7, 8], [2, 1], [0, 9], [9, 0]):
+        function = function_with(jnp.array(places))
+        found = jacobian(function, **settings)(V[:3])
+        found = found.todense() if settings.get("sparse") else found
+        np.testing.assert_allclose(found, jax.jacrev(function)(V[:3]), rtol=1e-10)

@@ -390,18 +390,19 @@ OrderLike = str | Sequence[Step] | Order
 _MOST_SEARCHED = 2000
 """Larger graphs are not searched."""
 
-_searches: LRUCache[str, tuple[Step, ...]] = LRUCache(512)
+_searches: LRUCache[tuple[str, tuple[int, ...]], tuple[Step, ...]] = LRUCache(512)
+"""By program and required vertices: which edges there are can depend on constants, such as indices."""
 
 
 def _searched(graph: Graph) -> tuple[Step, ...]:
     """An order with few nontrivial multiplications: the same one in every process."""
     if not _is_worth_a_search(graph):
         return _narrow_side_first(graph)
-    name = fingerprint(graph)
-    known = _searches.get(name)
+    key = (fingerprint(graph), graph.required)
+    known = _searches.get(key)
     if known is None:
         known = quick_order(graph)
-        _searches.put(name, known)
+        _searches.put(key, known)
     return known
 
 
