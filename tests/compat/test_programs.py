@@ -32,7 +32,13 @@ ANCESTORS = {
     "pcx": (
         ("pcx",),
         {},
-        ("use_pcx.py", "use_pcx_scan.py", "use_pcx_more.py", "use_pcx_details.py"),
+        (
+            "use_pcx.py",
+            "use_pcx_scan.py",
+            "use_pcx_more.py",
+            "use_pcx_details.py",
+            "use_pcx_images.py",
+        ),
     ),
     "graphax": (("graphax",), {}, ("use_graphax.py",)),
 }

@@ -32,8 +32,9 @@ DOCUMENT = {
 class FakeReplica(Replica):
     """Answers with its id; dies of payloads that say so, or as often as it was told to."""
 
-    def __init__(self, id, deaths=0):
+    def __init__(self, id, deaths=0, *, residuals=False):
         self.id = id
+        self.residuals = residuals
         self.deaths = deaths
         self.starts = 0
         self.calls = []
@@ -43,7 +44,8 @@ class FakeReplica(Replica):
 
     def start(self):
         self.starts += 1
-        return DOCUMENT
+        stated = {"vector_jacobian_product": {"status": "native", "residuals": self.residuals}}
+        return DOCUMENT | {"x-capabilities": stated}
 
     def call(self, endpoint, payload, *, run_id=None, ticket=None):
         self.gate.wait(HANG_S)
@@ -83,8 +85,25 @@ def test_the_least_busy_replica_is_asked_in_turns():
     assert sorted(ask(pool, k) for k in range(6)) == ["a", "a", "b", "b", "c", "c"]
 
 
-def test_a_gradient_waits_for_its_replica_and_goes_elsewhere_when_that_is_gone():
+def test_products_at_one_point_are_computed_at_the_same_time():
+    """No residuals are declared: while its replica is busy, a gradient goes to one that is free."""
     a, b = FakeReplica("a"), FakeReplica("b")
+    pool = pool_of(a, b)
+    home = {"a": a, "b": b}[ask(pool, 1.5)]
+    other = b if home is a else a
+    home.gate.clear()
+    busy = threading.Thread(target=ask, args=(pool, 1.5, "vector_jacobian_product"))
+    busy.start()
+    while not any(replica["in_flight"] for replica in pool.status()["replicas"]):
+        time.sleep(0.001)
+    assert ask(pool, 1.5, "vector_jacobian_product") == other.id
+    home.gate.set()
+    busy.join()
+    assert ask(pool, 1.5, "vector_jacobian_product") == home.id
+
+
+def test_a_gradient_waits_for_its_replica_and_goes_elsewhere_when_that_is_gone():
+    a, b = FakeReplica("a", residuals=True), FakeReplica("b", residuals=True)
     pool = pool_of(a, b)
     home = {"a": a, "b": b}[ask(pool, 1.5)]
     assert ask(pool, 2.5) != home.id

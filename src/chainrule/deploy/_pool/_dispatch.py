@@ -5,7 +5,8 @@ A call costs the same however many replicas there are and however many calls wai
 - Replicas that take calls are in lists by the number of calls they have, in the order in which they got to
   that number. The first of the shortest list that is not empty is the least busy one, and the one that was
   idle longest.
-- A call that must wait is in one queue: that of the replica it prefers, or the common one. A replica that has
+- A call that must wait is in one queue: that of the replica it prefers, or the common one. One that only
+  prefers a replica, and does not need it, waits only while all others are full. A replica that has
   room again goes to the call that waited longest, and only that call wakes up.
 
 Two invariants make this correct without a search. While a call waits for any replica, every replica that
@@ -125,6 +126,7 @@ class _Call:
     Attributes:
         number: in the order of arrival.
         prefer: id of the replica it wants.
+        insists: whether it waits for that one while others are free.
         is_suspect: whether it was with a replica when that died; it runs alone from now on.
         since: when it arrived.
         slot: what it was given.
@@ -133,9 +135,12 @@ class _Call:
         woken: set when it was given a replica, or the state of the pool has changed.
     """
 
-    def __init__(self, number: int, prefer: str | None, is_suspect: bool) -> None:
+    def __init__(
+        self, number: int, prefer: str | None, is_suspect: bool, *, insists: bool = False
+    ) -> None:
         self.number = number
         self.prefer = prefer
+        self.insists = insists
         self.is_suspect = is_suspect
         self.since = 0.0
         self.slot: Slot | None = None
@@ -230,19 +235,25 @@ class Dispatcher:
 
     @contextmanager
     def lease(
-        self, *, prefer: str | None = None, alone: bool = False, ticket: Ticket
+        self,
+        *,
+        prefer: str | None = None,
+        insists: bool = False,
+        alone: bool = False,
+        ticket: Ticket,
     ) -> Iterator[Slot]:
         """A replica for one call.
 
         Args:
-            prefer: id of the replica to wait for, as long as it is up.
+            prefer: id of the replica to take, as long as it is up.
+            insists: wait for that replica also while another one is free.
             alone: the replica has no other call at the same time.
             ticket: with which the caller may cancel.
 
         Raises:
             TransportError: the call was cancelled, the pool is closed, or no replica came up.
         """
-        call = _Call(next(self._numbers), prefer, alone)
+        call = _Call(next(self._numbers), prefer, alone, insists=insists)
         slot = self._acquire(call, ticket)
         try:
             yield slot
@@ -313,8 +324,11 @@ class Dispatcher:
             return
         home = None if call.prefer is None else self._slots.get(call.prefer)
         if home is not None and home.takes_calls:
+            other = None if call.insists else _first(self._by_load[:-1])
             if home.in_flight < self._depth:
                 self._give(home, call)
+            elif other is not None:
+                self._give(other, call)
             else:
                 self._enqueue(call, home.queue)
             return

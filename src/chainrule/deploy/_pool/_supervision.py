@@ -43,6 +43,7 @@ class Supervisor:
     Attributes:
         document: the OpenAPI document that the first replica gave; `None` before.
         gives_gradients: whether the component has a vector-Jacobian product.
+        hands_on_residuals: whether that goes on from what `apply` has kept, by the author's declaration.
         failure: why no replica can be started; `None` while one is up or may still come up.
         closed: set when the replicas have to end.
     """
@@ -50,6 +51,7 @@ class Supervisor:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.document: dict[str, Any] | None = None
         self.gives_gradients = False
+        self.hands_on_residuals = False
         self.failure: Exception | None = None
         self.closed = threading.Event()
         self._dispatcher = dispatcher
@@ -99,7 +101,9 @@ class Supervisor:
                 continue
             failures = 0
             self.document = self.document or document
-            self.gives_gradients = "vector_jacobian_product" in Document(document).endpoints
+            read = Document(document)
+            self.gives_gradients = "vector_jacobian_product" in read.endpoints
+            self.hands_on_residuals = read.capabilities["vector_jacobian_product"].residuals
             self._dispatcher.mark_up(slot)
             slot.changed.wait()
             slot.changed.clear()

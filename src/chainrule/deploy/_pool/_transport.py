@@ -49,8 +49,10 @@ def fingerprint(tree: Any) -> bytes:
 class ForwardPasses:
     """Which replica ran the forward pass of which inputs. Safe between threads.
 
-    A gradient goes to the replica that ran its forward pass, which still has the residuals. Replicas find
-    residuals by the content of the inputs, so a wrong or forgotten entry only costs another forward pass.
+    A gradient goes to the replica that ran its forward pass, which may still have the residuals. It waits for
+    that one where the author's VJP takes residuals; else it goes elsewhere while another one is free, so that
+    several products at one point are computed at the same time. Replicas find residuals by the content of the
+    inputs, so a wrong or forgotten entry only costs another forward pass.
     """
 
     def __init__(self) -> None:
@@ -226,7 +228,10 @@ class PoolTransport(Transport):
                 )
                 # After one death the call runs alone on a replica: if that dies too, this call is the cause.
                 with self._dispatcher.lease(
-                    prefer=preferred, alone=deaths > 0, ticket=ticket
+                    prefer=preferred,
+                    insists=self._supervisor.hands_on_residuals,
+                    alone=deaths > 0,
+                    ticket=ticket,
                 ) as slot:
                     answer = self._ask(slot, ask)
                 self._forward_passes.note(endpoint, point, slot.replica.id)
