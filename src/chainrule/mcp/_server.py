@@ -200,9 +200,10 @@ class _Tools:
         of: dict[str, Any] = (
             {**paths, "description": "paths of outputs; all by default"} if several else path
         )
+        which = "all" if several else "those that are given"
         wrt = {
             **paths,
-            "description": "paths of inputs, such as x or wings.[0].chord; all by default",
+            "description": f"paths of inputs, such as x or wings.[0].chord; {which} by default",
         }
         return {
             "type": "object",
@@ -220,14 +221,24 @@ class _Tools:
         _check(arguments, ("inputs", "of"), ("wrt",))
         inputs = self._values.read(arguments["inputs"])
         of = arguments["of"]
+        paths = self._paths_of(inputs) if arguments.get("wrt") is None else arguments["wrt"]
         outputs = await self._ask("apply", {"inputs": inputs}, report)
         ones = np.ones_like(np.asarray(get_at_path(outputs, of), float))
-        paths = arguments.get("wrt")
-        if paths is None:
-            leaves = Document(self._facts.openapi).leaves("inputs", inputs)
-            paths = [leaf.path for leaf in leaves]
         request = {"vjp_inputs": paths, "vjp_outputs": [of], "cotangent_vector": {of: ones}}
         return await self._ask("value_and_vjp", {"inputs": inputs, **request}, report)
+
+    def _paths_of(self, inputs: Any) -> list[str]:
+        """The differentiable inputs that are given."""
+        document = Document(self._facts.openapi)
+        paths = [leaf.path for leaf in document.leaves("inputs", inputs)]
+        if not paths:
+            raise InputError(
+                "Expected wrt, because no differentiable input is given; there are "
+                f"{', '.join(document.differentiable('inputs'))}.",
+                code="bad_paths",
+                path="wrt",
+            )
+        return paths
 
     async def jacobian(self, arguments: Mapping[str, Any], report: Any) -> Any:
         """The derivatives."""
