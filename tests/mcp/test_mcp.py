@@ -189,7 +189,9 @@ def test_a_component_whose_inputs_have_defaults(tmp_path):
 
     async def work():
         parameters = StdioServerParameters(
-            command=sys.executable, args=["-m", "chainrule", "mcp", str(source)], env=dict(os.environ)
+            command=sys.executable,
+            args=["-m", "chainrule", "mcp", str(source)],
+            env=dict(os.environ),
         )
         async with Client(parameters) as c:
             none = await c.call_tool("line_gradient", {"inputs": {}, "of": "result"})
