@@ -77,6 +77,8 @@ def test_tools_values_and_bad_input():
         unknown = await c.call_tool("tool_component_gradient", {"inputs": X, "off": "y"})
         assert "missing of, unexpected off" in texts(unknown)[0]
         assert (await c.call_tool("nonsense", {})).is_error
+        wrong = await c.call_tool("tool_component_gradient", {"inputs": X, "of": "yy"})
+        assert "yy" in texts(wrong)[0]
 
     with_client(work)
 
@@ -206,3 +208,30 @@ def test_a_client_that_leaves_without_a_word():
         server.stdin.close()
         assert b"Traceback" not in server.stderr.read()
         assert server.wait() == 0
+
+
+def test_a_component_whose_inputs_have_defaults(tmp_path):
+    source = tmp_path / "line.py"
+    source.write_text(
+        "from chainrule.runtime import Differentiable, Float64, component\n\n"
+        "@component(derivatives='finite')\n"
+        "def line(a: Differentiable[Float64] = 2.0) -> Differentiable[Float64]:\n"
+        "    return 3 * a\n"
+    )
+
+    async def work():
+        parameters = StdioServerParameters(
+            command=sys.executable,
+            args=["-m", "chainrule", "mcp", str(source)],
+            env=dict(os.environ),
+        )
+        async with Client(parameters) as c:
+            none = await c.call_tool("line_gradient", {"inputs": {}, "of": "result"})
+            assert none.is_error
+            assert "Expected wrt" in texts(none)[0]
+            assert "there are a." in texts(none)[0]
+            asked = {"inputs": {}, "of": "result", "wrt": ["a"]}
+            found = await c.call_tool("line_gradient", asked)
+            assert found.structured_content["gradient"]["a"] == pytest.approx(3.0)
+
+    asyncio.run(work())

@@ -102,6 +102,33 @@ def test_what_a_component_does_not_have(start_server, tmp_path):
     served.stop()
 
 
+def test_an_optional_input_is_a_vector_unless_the_config_leaves_it_out(start_server, tmp_path):
+    source = tmp_path / "shifted.py"
+    source.write_text(
+        textwrap.dedent("""
+        from chainrule.runtime import Differentiable, Float64, component
+
+        @component
+        def shifted(
+            x: Differentiable[Float64], shift: Differentiable[Float64] | None = None
+        ) -> Differentiable[Float64]:
+            return x if shift is None else x + shift
+        """)
+    )
+    served = start_server(components=str(source), umbridge=True, workers=0)
+    model = um.HTTPModel(served.url, "shifted")
+    assert model.get_input_sizes() == [1, 1]
+    assert model([[1.0], [2.0]]) == [[3.0]]
+    without = {"inputs": {"shift": None}}
+    assert model.get_input_sizes(without) == [1]
+    assert model([[1.0]], without) == [[1.0]]
+    required = {"name": "shifted", "input": [], "config": {"inputs": {"x": None}}}
+    status, answer = post(served.url, "Evaluate", required)
+    assert (status, answer["error"]["type"]) == (400, "InvalidInput")
+    assert "'x'" in answer["error"]["message"]
+    served.stop()
+
+
 def test_models_sizes_and_values(url, model):
     names = um.supported_models(url)
     assert names[:2] == ["umbridge_component", "umbridge_component-flat"]

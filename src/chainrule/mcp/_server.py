@@ -206,9 +206,10 @@ class _Tools:
         of: dict[str, Any] = (
             {**paths, "description": "paths of outputs; all by default"} if several else path
         )
+        which = "all" if several else "those that are given"
         wrt = {
             **paths,
-            "description": "paths of inputs, such as x or wings.[0].chord; all by default",
+            "description": f"paths of inputs, such as x or wings.[0].chord; {which} by default",
         }
         return {
             "type": "object",
@@ -231,6 +232,7 @@ class _Tools:
                 f"Expected of to be the path of an output; found {describe_value(of)}.",
                 code="bad_paths",
             )
+        paths = self._paths_of(inputs) if arguments.get("wrt") is None else arguments["wrt"]
         outputs = await self._ask("apply", {"inputs": inputs}, report)
         try:
             ones = np.ones_like(np.asarray(get_at_path(outputs, of), float))
@@ -239,12 +241,21 @@ class _Tools:
                 f"{of!r} is not a differentiable array of this component.",
                 code="path_not_differentiable",
             ) from None
-        paths = arguments.get("wrt")
-        if paths is None:
-            leaves = Document(self._facts.openapi).leaves("inputs", inputs)
-            paths = [leaf.path for leaf in leaves]
         request = {"vjp_inputs": paths, "vjp_outputs": [of], "cotangent_vector": {of: ones}}
         return await self._ask("value_and_vjp", {"inputs": inputs, **request}, report)
+
+    def _paths_of(self, inputs: Any) -> list[str]:
+        """The differentiable inputs that are given."""
+        document = Document(self._facts.openapi)
+        paths = [leaf.path for leaf in document.leaves("inputs", inputs)]
+        if not paths:
+            raise InputError(
+                "Expected wrt, because no differentiable input is given; there are "
+                f"{', '.join(document.differentiable('inputs'))}.",
+                code="bad_paths",
+                path="wrt",
+            )
+        return paths
 
     async def jacobian(self, arguments: Mapping[str, Any], report: Any) -> Any:
         """The derivatives."""

@@ -9,7 +9,8 @@ What does not vary, and what has no size of its own, is the `config` of a reques
 
     {"inputs": {"mode": "fine", "wings": [{"chord": [1, 1]}]}, "shapes": {"x": [3]}}
 
-`inputs` are inputs of the component; arrays in them say the length of lists and the sizes of open dimensions.
+`inputs` are inputs of the component; arrays in them say the length of lists and the sizes of open dimensions,
+and `null` leaves an optional input out.
 `shapes` says such a size alone. `/ModelInfo` also has the names, units and bounds of the vectors.
 
 A few bytes of a request must not stand for much memory, nor a long vector keep the event loop. Placeholders
@@ -390,10 +391,12 @@ def _check_shape(path: str, shape: Any, limits: Limits) -> None:
 
 
 def _is_given(tree: Any, path: str) -> bool:
+    """Whether a config says something about an input; `null` leaves it out."""
     try:
-        return get_at_path(tree, path) is not None
+        get_at_path(tree, path)
     except ChainruleError:
         return False
+    return True
 
 
 def _place(tree: dict[str, Any], path: str, value: Any) -> None:

@@ -102,6 +102,10 @@ def test_definitions_that_do_not_fit(make):
     for options, text in (
         ({"templates": {"deck.inp": "{stifness}"}}, "stifness"),
         ({"templates": {"deck.inp": "{loads"}}, "cannot be read"),
+        ({"templates": {"deck.inp": "{stiffness:zz}"}}, "'zz', which is no format"),
+        ({"templates": {"../deck.inp": "{loads}"}}, "files inside of the folder"),
+        ({"templates": {"/tmp/deck.inp": "{loads}"}}, "files inside of the folder"),
+        ({"results": {**RESULTS, "u": ("../result.out", "u")}}, "files inside of the folder"),
         ({"results": {**RESULTS, "w": "x"}}, "no output"),
         ({"results": {"u": "x"}}, "does not say where"),
         ({"results": {**RESULTS, "u": ("x", "(")}}, "regular expression"),

@@ -11,11 +11,12 @@ read, too.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -52,12 +53,20 @@ class Decks:
         """From what an author gives, checked against the schemas.
 
         Raises:
-            DefinitionError: a placeholder or a result that the schema does not have, or a pattern that is
-                not one (`bad_template`).
+            DefinitionError: a placeholder or a result that the schema does not have, a pattern or a format
+                that is not one, or a file outside of the folder of a call (`bad_template`).
         """
         found = {path: _found(path, where) for path, where in (results or {}).items()}
+        for file in (*(templates or {}), *(where.file for where in found.values())):
+            _check_inside(file)
         for file, template in (templates or {}).items():
-            for name in _placeholders(file, template):
+            for name, format in _placeholders(file, template):
+                if not _is_format(format):
+                    raise DefinitionError(
+                        f"The template of {file} writes {name!r} with {format!r}, which is no format of "
+                        "Python for a number or text.",
+                        code="bad_template",
+                    )
                 if name.partition(".")[0] not in inputs.model_fields:
                     raise _bad(f"The template of {file} names {name!r}, which is no input", inputs)
         for path in found:
@@ -117,14 +126,35 @@ def _found(path: str, where: Any) -> Found:
     return found
 
 
-def _placeholders(file: str, template: str) -> list[str]:
+def _check_inside(file: str) -> None:
+    """Refuse a file that another call would share."""
+    path = PurePath(file)
+    if path.is_absolute() or ".." in path.parts:
+        raise DefinitionError(
+            f"Expected files inside of the folder that each call has for itself; found {file!r}.",
+            code="bad_template",
+        )
+
+
+def _placeholders(file: str, template: str) -> list[tuple[str, str]]:
+    """The path and the format of each."""
     try:
-        return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        parts = list(string.Formatter().parse(template))
     except ValueError as error:
         raise DefinitionError(
             f"The template of {file} cannot be read: {error}. A brace is written {{{{ or }}}}.",
             code="bad_template",
         ) from error
+    return [(path, format or "") for _, path, format, _ in parts if path is not None]
+
+
+def _is_format(format: str) -> bool:
+    """Whether a value of some type can be written with it."""
+    for example in (1.0, 1, "text"):
+        with contextlib.suppress(ValueError):
+            f"{example:{format}}"
+            return True
+    return False
 
 
 def _bad(reason: str, schema: Any) -> DefinitionError:
