@@ -253,6 +253,8 @@ def test_a_step_for_some_paths():
         ({"num_samples": 0}, "1 or more"),
         ({"seed": "x"}, "an integer or None"),
         ({"sparsity": "find"}, '"detect" or a pattern'),
+        ({"sparsity": 3}, '"detect" or a pattern'),
+        ({"sparsity": {"result": {"current": [[1]]}}}, '"detect" or a pattern'),
         ({"executor": 4}, "submit"),
         ({"show_progress": 1}, "True or False"),
     ],

@@ -43,7 +43,7 @@ from chainrule._errors import DefinitionError, InputError
 from chainrule._own_arrays import own_copy
 from chainrule._paths import matches_pattern
 from chainrule._progress import unheard
-from chainrule._sparsity import DIAGONAL
+from chainrule._sparsity import is_block, read_blocks
 from chainrule._trees import get_at_path
 from chainrule.runtime._component._definition import Cost, Implementation, derived
 from chainrule.runtime._component._schemas import Schemas
@@ -298,8 +298,13 @@ def _seed(value: Any) -> str | None:
 
 
 def _sparsity(value: Any) -> str | None:
-    fits = value in ("detect", DIAGONAL) if isinstance(value, str) else True
-    return None if fits else '"detect", "diagonal" or a pattern'
+    if value is None or (isinstance(value, str) and value == "detect"):
+        return None
+    try:
+        read_blocks({"": {"": value}} if is_block(value) else value)
+    except ValueError:
+        return '"detect" or a pattern, as `@component(sparsity=...)` takes it'
+    return None
 
 
 def _executor(value: Any) -> str | None:
