@@ -336,10 +336,7 @@ def _sparsity(value: Any) -> str | None:
     try:
         read_blocks({"": {"": value}} if is_block(value) else value)
     except ValueError:
-        return (
-            '"detect", "diagonal" or a pattern: an array, a sparse matrix, a band, or '
-            "{output: {input: block}} of these"
-        )
+        return '"detect" or a pattern, as `@component(sparsity=...)` takes it'
     return None
 
 
