@@ -243,7 +243,7 @@ def test_a_search_without_end_shows_a_bar_without_end(capsys, monkeypatch):
 
 
 def test_wrong_arguments_are_explained():
-    with pytest.raises(ChainruleError, match="int64"):
+    with pytest.raises(ChainruleError, match=r"i64\[3\]"):
         jacobian(lambda x: x * 2.0)(np.arange(3))
     with pytest.raises(ChainruleError, match="argument 2"):
         jacobian(jnp.sin, argnums=2)(V)
