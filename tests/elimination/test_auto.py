@@ -278,6 +278,20 @@ def test_one_row_and_one_column_need_one_product():
     assert plan_of(lambda x: jnp.sin(x).sum(), np.ones(3), compiled=False).candidates[0].sweeps == 1
 
 
+@pytest.mark.usefixtures("_no_detours")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_long_rules_and_loops_are_left_to_sweeps(compiled):
+    """A condition number is one row. An integrator is one equation, whose loop only JAX runs as a loop."""
+    condition = plan_of(jnp.linalg.cond, np.eye(8) + 0.1, compiled=compiled)
+    assert condition.candidates[0].method == "jacrev"
+
+    def final_state(y):
+        return odeint(lambda y, t: -jnp.sin(y), y, jnp.linspace(0.0, 1.0, 3))[-1]
+
+    plan = plan_of(final_state, np.linspace(0.1, 1.0, 3), compiled=compiled)
+    assert plan.candidates[0].method in ("jacrev", "jacfwd")
+
+
 def few_of_many(x):
     """Two results of two local Jacobians with 300 × 300 entries each."""
     return jnp.cumprod(x)[:2] * jnp.cumprod(x[::-1])[:2]

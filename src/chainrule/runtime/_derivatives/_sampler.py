@@ -715,7 +715,7 @@ class _Adaptation:
         return np.asarray(guessed & (np.abs(level.found[0].change) > DOUBT * self._base))
 
     def _is_doubtful(self, level: _Level) -> np.ndarray:
-        """The outputs whose quotients contradict each other beyond their rounding, or are not finite."""
+        """The outputs whose quotients are not finite, or differ by more than their rounding."""
         finite = np.all([np.isfinite(each.change) for each in level.found], axis=0)
         doubtful = np.isfinite(self._base) & ~finite
         if level.bend is not None:
