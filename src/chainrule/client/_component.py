@@ -10,8 +10,9 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
+from chainrule._describe import describe_value
 from chainrule._endpoints import AsyncEndpointMethods, EndpointMethods
-from chainrule._errors import CapabilityError, ChainruleError, TransportError
+from chainrule._errors import CapabilityError, ChainruleError, InputError, TransportError
 from chainrule.client._constructors import Constructors
 from chainrule.client._jobs import CallJob, Job
 from chainrule.client._mapping import Outcome, check_many, results_of, stream_outcomes
@@ -43,6 +44,13 @@ class Component(Constructors, EndpointMethods, AsyncEndpointMethods):
     """
 
     def __init__(self, transport: Transport) -> None:
+        if not isinstance(transport, Transport):
+            raise InputError(
+                f"Component(…) takes a transport; found {describe_value(transport)}. "
+                "Component.from_source(path), Component.from_api(path or function) and "
+                "Component.from_url(url) make components.",
+                code="not_a_transport",
+            )
         super().__init__(transport)
         # Guards `_executor`. It is not held while the executor shuts down, which waits for calls.
         self._lock = threading.Lock()
