@@ -299,9 +299,9 @@ def _require_tensors(outputs: Any, paths: tuple[str, ...]) -> None:
         leaf = get_at_path(outputs, path)
         if isinstance(leaf, float | complex | np.ndarray | np.generic):
             raise ComponentError(
-                f"The function returns {describe_value(leaf)} at {path!r}, which is not a tensor, so torch has "
-                "no derivative of it: `.item()`, `float(…)` and `.numpy()` lose it. Return the tensor; a "
-                "constant is `torch.tensor(…)`.",
+                f"The function returns {describe_value(leaf)} at {path!r}, which is not a tensor, so torch "
+                "has no derivative of it: `.item()`, `float(…)` and `.numpy()` lose it. Return the tensor; "
+                "a constant is `torch.tensor(…)`.",
                 code="derivative_lost",
                 path=path,
             )
