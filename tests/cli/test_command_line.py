@@ -259,6 +259,12 @@ def test_options_before_the_command(run, component):
     assert "options follow the command: `chainrule COMMAND … --json`" in err
 
 
+def test_a_component_before_the_endpoint(run, component):
+    code, out, err = run("call", component, "jacobian", PAYLOAD)
+    assert (code, out) == (2, b"")
+    assert f"`chainrule call jacobian {component}`" in err
+
+
 @pytest.mark.parametrize("address", ["localhost:8000", "127.0.0.1:8000/c/heat"])
 def test_an_address_without_its_scheme(run, address):
     code, out, err = run("check", address)

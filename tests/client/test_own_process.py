@@ -18,7 +18,13 @@ import pytest
 from chainrule._codec import DEFAULT_LIMITS, Limits
 from chainrule.client import Component
 from chainrule.client._environment import ensure_environment
-from chainrule.errors import ComponentError, DefinitionError, LimitError, TransportError
+from chainrule.errors import (
+    ComponentError,
+    DefinitionError,
+    InputError,
+    LimitError,
+    TransportError,
+)
 
 SOURCE = Path(__file__).with_name("some_component.py")
 
@@ -255,6 +261,21 @@ def test_the_bounds_for_strangers_are_not_for_us(tmp_path):
         pytest.raises(LimitError),
     ):
         component.apply({"entries": {str(k): k for k in range(20)}})
+
+
+def test_an_interpreter_without_chainrule(tmp_path):
+    bare = tmp_path / "bare-python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o700)
+    with pytest.raises(TransportError, match="bare-python does not have Chainrule") as caught:
+        Component.from_source(SOURCE, python=bare)
+    assert caught.value.code == "not_startable"
+
+
+def test_a_path_is_no_transport():
+    with pytest.raises(InputError, match=r"found a str. Component.from_source\(path\)") as caught:
+        Component("solver.py")
+    assert caught.value.code == "not_a_transport"
 
 
 def test_an_interpreter_or_a_folder_that_is_not_there(tmp_path):

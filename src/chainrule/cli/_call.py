@@ -98,6 +98,7 @@ def _run(options: Namespace) -> int:
         if options.debug_port is not None:
             accept_debugger(options.debug_port, wait=True)
         if not is_url(options.component):
+            _check_order(options)
             check_source(options.component)
         config = _config(options)
         payload = given_payload(options, config)
@@ -110,6 +111,16 @@ def _run(options: Namespace) -> int:
         else:
             _write_file(config.output_path, options.output_file, pieces)
     return 0
+
+
+def _check_order(options: Namespace) -> None:
+    """Refuse an endpoint and a component in the wrong order."""
+    named = endpoint_name(options.component)
+    if named in ENDPOINTS and not Path(options.component).exists():
+        raise InputError(
+            f"The endpoint comes first: `chainrule call {options.component} {options.endpoint}`.",
+            code="component_missing",
+        )
 
 
 def _is_for_people(options: Namespace, stdout: ResultStream) -> bool:

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
+from chainrule._describe import describe_value
 from chainrule._endpoints import AsyncEndpointMethods, EndpointMethods
-from chainrule._errors import CapabilityError, ChainruleError, DefinitionError, TransportError
+from chainrule._errors import CapabilityError, ChainruleError, DefinitionError, InputError, TransportError
 from chainrule._registry import provided
 from chainrule.client._connections import MAX_ANSWER_BYTES, Verify
 from chainrule.client._jobs import CallJob, Job
@@ -45,6 +46,13 @@ class Component(EndpointMethods, AsyncEndpointMethods):
     """
 
     def __init__(self, transport: Transport) -> None:
+        if not isinstance(transport, Transport):
+            raise InputError(
+                f"Component(…) takes a transport; found {describe_value(transport)}. "
+                "Component.from_source(path), Component.from_api(path or function) and "
+                "Component.from_url(url) make components.",
+                code="not_a_transport",
+            )
         self.transport = transport
         # Guards `_executor`. It is not held while the executor shuts down, which waits for calls.
         self._lock = threading.Lock()

@@ -221,7 +221,25 @@ class SubprocessTransport(Transport):
                 "startup_timeout.",
                 code="startup_timeout",
             )
+        if not self._has_chainrule():
+            return TransportError(
+                f"{self._python} does not have Chainrule, which runs the component. Install it into that "
+                "environment.",
+                code="not_startable",
+            )
         return self._crashed("while it loaded the component; its error output may say more")
+
+    def _has_chainrule(self) -> bool:
+        """Whether the interpreter of another environment has what the process needs."""
+        if self._python == sys.executable:
+            return True
+        found = subprocess.run(
+            [self._python, "-c", "import chainrule"],
+            env=self._variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+        )
+        return found.returncode == 0
 
     def _ended(self, error: LostConnectionError) -> TransportError:
         if error.code == "timeout":

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from chainrule._describe import describe_value
 from chainrule._device import is_on_device, is_tensor, tensor_of, to_host
+from chainrule._errors import ComponentError
 from chainrule._trees import (
     dtype_name,
     flatten_with_paths,
@@ -304,7 +306,9 @@ def _narrow(
         outputs = seen["outputs"] = apply_fn(set_at_path(tree, values))
         leaves = flatten_with_paths(outputs)
         tensors = {path: leaf for path, leaf in leaves.items() if isinstance(leaf, torch.Tensor)}
-        varying, fixed = _by_exactness(_select(outputs, canonical(output_paths)))
+        selected = canonical(output_paths)
+        _require_tensors(outputs, selected)
+        varying, fixed = _by_exactness(_select(outputs, selected))
         return varying, (fixed, tensors)
 
     return _Narrowed(function, primals, exact, seen)
@@ -320,6 +324,20 @@ def _numeric(leaf: Any, path: str) -> torch.Tensor:
     if not isinstance(leaf, torch.Tensor):
         raise not_differentiable(path, type(leaf).__name__)
     return leaf
+
+
+def _require_tensors(outputs: Any, paths: tuple[str, ...]) -> None:
+    """Refuse what left torch on its way: its derivative would be zero, or an error that does not say why."""
+    for path in paths:
+        leaf = get_at_path(outputs, path)
+        if isinstance(leaf, float | complex | np.ndarray | np.generic):
+            raise ComponentError(
+                f"The function returns {describe_value(leaf)} at {path!r}, which is not a tensor, so torch "
+                "has no derivative of it: `.item()`, `float(…)` and `.numpy()` lose it. Return the tensor; "
+                "a constant is `torch.tensor(…)`.",
+                code="derivative_lost",
+                path=path,
+            )
 
 
 def _by_exactness(tensors: Tensors) -> tuple[Tensors, Tensors]:

@@ -83,6 +83,16 @@ def test_a_forgotten_return():
         forgot.apply({"x": 1.0})
 
 
+@pytest.mark.parametrize("file", ["cantera/thermo.pyx", "/opt/lib/site-packages/lib/solver.py"])
+def test_an_error_inside_a_library_names_the_line_that_called_it(tmp_path, file):
+    library = f"exec(compile('def solve(x):\\n    raise ValueError(x)', {file!r}, 'exec'))\n"
+    source = tmp_path / "mine.py"
+    source.write_text(library + MODULE.replace("inputs.x ** 2", "solve(inputs.x)"))
+    line = source.read_text().splitlines().index('    return {"y": solve(inputs.x)}') + 1
+    with pytest.raises(ComponentError, match=rf"at {source}:{line} \(apply\)"):
+        load_component(source).apply({"x": 1.0})
+
+
 @pytest.mark.parametrize(
     "short", ["vjp", "jvp", "hvp", "jac", "vector_jacobian_products", "jacobian_vector_prodcut"]
 )

@@ -154,6 +154,12 @@ def test_missing_executables(tmp_path):
         assert caught.value.code == "command_missing"
 
 
+def test_an_executable_beside_the_description_that_is_named_without_a_path(tmp_path):
+    (tmp_path / "chainrule-solve").write_text("#!/bin/sh\n")
+    with pytest.raises(DefinitionError, match=r"on the PATH\. .* write './chainrule-solve'"):
+        from_command(["chainrule-solve"], inputs=INPUTS, outputs=OUTPUTS, folder=tmp_path)
+
+
 def test_environment_and_folder(tmp_path):
     text = """
     import json, os, sys

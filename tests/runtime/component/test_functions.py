@@ -113,6 +113,23 @@ def test_positional_only_and_keyword_only_arguments():
     assert odd.apply({"a": 1, "b": 2, "c": 3}) == {"result": [1, 2, 3]}
 
 
+@pytest.mark.parametrize("framework", ["numpy", "jax", "torch"])
+@pytest.mark.parametrize("annotation", [Number, Number | None])
+def test_a_forgotten_return_is_the_components_fault_in_every_endpoint(framework, annotation):
+    def forget(x: Number):
+        x + 1
+
+    forget.__annotations__["return"] = annotation
+    options = {"derivatives": "finite"} if framework == "numpy" else {}
+    made = component(forget, framework=framework, **options)
+    if annotation is not Number:
+        assert made.apply({"x": 1.0})["result"] is None
+        return
+    for ask in (made.apply, made.jacobian):
+        with pytest.raises(ComponentError, match="apply returned None"):
+            ask({"x": 1.0})
+
+
 @pytest.mark.parametrize(
     ("annotation", "returned", "expected"),
     [

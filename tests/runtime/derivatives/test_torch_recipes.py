@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from chainrule.errors import InputError, PathError  # noqa: E402
+from chainrule.errors import ComponentError, InputError, PathError  # noqa: E402
 from chainrule.runtime import jax_recipes as jr  # noqa: E402
 from chainrule.runtime import torch_recipes as tr  # noqa: E402
 
@@ -141,6 +141,27 @@ def test_vectors_that_do_not_fit(inputs):
 def test_what_is_no_array_cannot_be_differentiated(inputs):
     with pytest.raises(PathError):
         tr.torch_jacobian(torch_apply, inputs, {"mode"}, {"y"})
+
+
+@pytest.mark.parametrize("derivative", ["jacobian", "jvp", "vjp", "value_and_vjp"])
+def test_what_left_torch_has_no_derivative(derivative):
+    # 2x at x = 3 is 6; of a number that `item` has read, torch says 0.
+    def apply(d):
+        return {"y": d["x"].item() ** 2}
+
+    vector = {"jvp": [{"x": 1.0}], "vjp": [{"y": 1.0}], "value_and_vjp": [{"y": 1.0}]}
+    function = getattr(tr, f"torch_{derivative}")
+    with pytest.raises(ComponentError, match="a float at 'y', which is not a tensor") as caught:
+        function(apply, {"x": np.float64(3.0)}, {"x"}, {"y"}, *vector.get(derivative, []))
+    assert (caught.value.code, caught.value.path) == ("derivative_lost", "y")
+
+
+def test_numbers_beside_what_is_differentiated():
+    def apply(d):
+        return {"y": d["x"] ** 2, "constant": 1.0, "count": 2}
+
+    found = tr.torch_jacobian(apply, {"x": np.float64(3.0)}, {"x"}, {"y", "count"})
+    assert (found["y"]["x"], found["count"]["x"]) == (6.0, 0.0)
 
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

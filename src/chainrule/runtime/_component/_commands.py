@@ -206,10 +206,12 @@ class _Program:
         """Refuse a command whose executable does not exist."""
         name = self.placed(command[0]) if command else ""
         is_path = os.sep in name
+        is_here = bool(name) and not is_path and (self.folder / name).is_file()
         if not ((self.folder / name).is_file() if is_path else name and shutil.which(name)):
             raise DefinitionError(
                 f"There is no executable {name!r} "
-                + (f"in {self.folder}." if is_path else "on the PATH."),
+                + (f"in {self.folder}." if is_path else "on the PATH.")
+                + (f" To run the file in {self.folder}, write './{name}'." if is_here else ""),
                 code="command_missing",
             )
 

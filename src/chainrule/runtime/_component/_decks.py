@@ -192,7 +192,7 @@ def _numbers(folder: Path, path: str, where: Found) -> list[float]:
     if not found:
         sought = "no number" if where.pattern is None else f"no match of {where.pattern!r}"
         raise ComponentError(
-            f"{where.file} has {sought} for {path}; it has {len(text.splitlines())} lines.",
+            f"{where.file} has {sought} for {path}; the number of its lines is {len(text.splitlines())}.",
             code="command_bad_output",
             path=path,
         )

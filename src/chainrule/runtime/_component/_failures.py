@@ -14,7 +14,6 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -124,18 +123,24 @@ def _why_untraceable(error: BaseException) -> str | None:
 
 def _author_line(error: BaseException) -> str:
     """Where the author's code was: the innermost line that is neither ours nor of an installed package."""
-    frames = traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES)
-    for folders in ((*_installed(), _OURS), (_OURS,)):
-        for frame in reversed(frames):
-            if not frame.filename.startswith((*folders, "<")):
-                return f" at {frame.filename}:{frame.lineno} ({frame.name})"
-    return ""
+    frames = [
+        frame
+        for frame in reversed(traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES))
+        if not frame.filename.startswith((_OURS, "<"))
+    ]
+    own = (frame for frame in frames if not _is_installed(frame.filename))
+    frame = next(own, frames[0] if frames else None)
+    return f" at {frame.filename}:{frame.lineno} ({frame.name})" if frame else ""
 
 
-@cache
-def _installed() -> tuple[str, ...]:
-    """The folders of Python's own modules and of installed packages."""
-    return tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+def _is_installed(file: str) -> bool:
+    """Whether a file is of Python or of an installed package. Extensions in Cython name theirs relatively."""
+    path = Path(file)
+    return (
+        not path.is_absolute()
+        or file.startswith(sysconfig.get_path("stdlib"))
+        or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    )
 
 
 def _is_of_another_component(error: ChainruleError) -> bool:

@@ -37,7 +37,7 @@ from typing import (
 )
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from chainrule._describe import describe_value
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
@@ -308,7 +308,8 @@ def _outputs(annotation: Any) -> tuple[type[BaseModel], Callable[[Any], Any]]:
     if get_origin(annotation) is tuple and ... not in members:
         names = tuple(f"result_{i}" for i in range(len(members)))
         return _output_model(dict(zip(names, members, strict=True))), partial(_tuple_fields, names)
-    return _output_model({"result": annotation}), lambda result: {"result": result}
+    model = _output_model({"result": annotation})
+    return model, partial(_one_field, model)
 
 
 def _output_model(annotations: Mapping[str, Any]) -> type[BaseModel]:
@@ -326,6 +327,17 @@ def _tuple_fields(names: tuple[str, ...], result: Any) -> dict[str, Any]:
     if not isinstance(result, tuple | list) or len(result) != len(names):
         raise _bad_result(f"a tuple of {len(names)} values", result)
     return dict(zip(names, result, strict=True))
+
+
+def _one_field(model: type[BaseModel], result: Any) -> dict[str, Any]:
+    if result is None:
+        try:
+            model(result=None)
+        except ValidationError:
+            raise ComponentError(
+                "apply returned None. Does its function end with `return`?", code="bad_output"
+            ) from None
+    return {"result": result}
 
 
 def _bad_result(expected: str, found: Any) -> ComponentError:
