@@ -13,7 +13,7 @@ from tests.elimination.planning.test_search import random_network, random_prices
 from chainrule.elimination._cuts import members
 from chainrule.elimination._planning._prices import SitePrices
 from chainrule.elimination._planning._schedule import find_shortest, needed_steps
-from chainrule.elimination._planning._search import find_steps, sweeps
+from chainrule.elimination._planning._search import find_steps, own_jacobians, sweeps
 
 
 class Numbers:
@@ -106,7 +106,7 @@ def test_steps_give_the_jacobian(seed):
         network = random_network(rng, rng.randint(1, 6), prices)
         numbers, known = Numbers(network, number), sweeps(network)
         steps = find_steps(network).steps
-        local = known["local Jacobians"]
+        local = own_jacobians(network)
         for each in (steps, *known.values(), find_shortest(network, [steps], 3, local)):
             numbers.check(each)
             needed = needed_steps(network, each)

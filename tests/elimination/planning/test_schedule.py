@@ -113,6 +113,10 @@ def test_at_most_so_many_are_under_way():
     x = jnp.ones(6)
     plan = plan_jacobian(f, workers=2, objective="time")(x)
     assert (plan.products, plan.makespan) == (4, 2)
+    hasty = plan_jacobian(f, workers=9, prices={"a": {"vjp": 2.0}}, objective="time")(x)
+    assert (plan.gap, hasty.price, hasty.bound, hasty.makespan) == (0, 8, 6, 1)
+    assert "price 8; no plan costs less than 6" in str(hasty)
+    assert "price 4: the optimum" in str(plan)
     value, found = plan.execute(x)
     assert together.most == 2
     np.testing.assert_allclose(value, f(x))

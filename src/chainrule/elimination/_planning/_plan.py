@@ -37,6 +37,7 @@ from chainrule.elimination._planning._search import (
     find_steps,
     find_steps_within,
     gives_the_jacobian,
+    own_jacobians,
     sweeps,
 )
 from chainrule.elimination._planning._sites import (
@@ -262,11 +263,12 @@ class Plan:
     @property
     def summary(self) -> list[str]:
         """The totals, in sentences."""
-        proven = "the optimum" if self.gap == 0 else f"at most {self.gap:.0%} above the optimum"
+        # A plan for the least time may cost more on purpose.
+        proven = ": the optimum" if self.gap == 0 else f"; no plan costs less than {self.bound:g}"
         others = ", ".join(f"{name} {price:g}" for name, (_, price) in self.alternatives.items())
         lines = [
             f"{_count(self.products, 'product')} in {_count(self.messages, 'message')}, price "
-            f"{self.price:g}: {proven} ({self.method}).",
+            f"{self.price:g}{proven} ({self.method}).",
             f"Time: {self.makespan:g} with {_count(self.workers or 1, 'worker')}.",
             f"Prices of other ways: {others}.",
         ]
@@ -438,11 +440,10 @@ def make_plan(
     )
     steps = found.steps
     if objective == "time":
-        known = sweeps(pipeline.network)
+        known = sweeps(network)
         steps = find_shortest(
-            pipeline.network, [steps, *known.values()], workers or 1, known["local Jacobians"],
-            memory_bytes,
-        )  # fmt: skip
+            network, [steps, *known.values()], workers or 1, own_jacobians(network), memory_bytes
+        )
     return Plan(
         tuple(_request(pipeline, step) for step in steps),
         found.bound,

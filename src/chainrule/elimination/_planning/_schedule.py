@@ -82,7 +82,7 @@ def find_shortest(
         network: the pipeline.
         candidates: steps to begin with.
         workers: how many there are.
-        local: for every site, the step that gives its own Jacobian.
+        local: steps that give the own Jacobian of a site; of every site one or more.
         memory_bytes: the most that the sites may keep; the first candidate fits.
     """
 

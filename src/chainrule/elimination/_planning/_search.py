@@ -173,6 +173,12 @@ def alternatives(network: Network) -> dict[str, tuple[int, float]]:
     }
 
 
+def own_jacobians(network: Network) -> list[Step]:
+    """All ways in which sites can be asked for their own Jacobians."""
+    steps = (_local_steps(network, k, site) for k, site in enumerate(network.sites))
+    return [step for step in itertools.chain.from_iterable(steps) if step.price < math.inf]
+
+
 def _local_steps(network: Network, k: int, site: SiteNodes) -> Iterator[Step]:
     """The ways to a site's own Jacobian."""
     columns, rows = network.size_of(site.operands), network.size_of(site.results)
