@@ -13,7 +13,13 @@ from typing import Any, Self
 
 from chainrule._describe import describe_value
 from chainrule._endpoints import AsyncEndpointMethods, EndpointMethods
-from chainrule._errors import CapabilityError, ChainruleError, DefinitionError, InputError, TransportError
+from chainrule._errors import (
+    CapabilityError,
+    ChainruleError,
+    DefinitionError,
+    InputError,
+    TransportError,
+)
 from chainrule._registry import provided
 from chainrule.client._connections import MAX_ANSWER_BYTES, Verify
 from chainrule.client._jobs import CallJob, Job
