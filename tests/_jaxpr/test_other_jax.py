@@ -58,6 +58,6 @@ def test_on_another_jax(which, package):
     }
     done = subprocess.run(
         [str(word) for word in command],
-        cwd=TESTS / package, env=environment, capture_output=True, text=True, timeout=600,
+        cwd=TESTS / package, env=environment, capture_output=True, text=True, timeout=3600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
