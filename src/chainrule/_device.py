@@ -63,7 +63,9 @@ def broadcast_to(array: Any, shape: tuple[int, ...]) -> Any:
 
 def fill(target: Any, value: Any) -> None:
     """Copy an array into another one of its shape, wherever the two are."""
-    if is_tensor(target):
+    if isinstance(target, np.ndarray):
+        target[...] = value if isinstance(value, np.ndarray) else to_host(value)
+    elif is_tensor(target):
         target.copy_(value if is_tensor(value) else tensor_of(value))
     elif is_on_device(target) and not is_on_device(value):
         target[...] = library_for("cupy").from_host(to_host(value))

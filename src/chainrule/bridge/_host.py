@@ -64,7 +64,8 @@ def _compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nd
 
 
 def _answer(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
-    if any(map(is_on_device, operands)):  # which is under way when it returns: nothing to measure
+    is_device = call.site.target.device_library is not None and any(map(is_on_device, operands))
+    if is_device:  # the work is under way when it returns: nothing to measure
         return answer(call.site, call.request, operands)
     with call.site.target.timings.of(call.request.name):
         return answer(call.site, call.request, operands)

@@ -2,7 +2,7 @@
 
     torch     the author's functions get tensors on the GPU
     cupy      arrays of CuPy; there is no CPU to fall back to
-    warp      arrays of Warp
+    warp      arrays of Warp; on a GPU only, too
     device    arrays of CuPy, or tensors where CuPy is not installed; anything with `__dlpack__` may come back
 
 A module says the same with two names: `framework = "cupy"`, `device = "cuda"`.
@@ -76,7 +76,7 @@ def find_place(framework: str | None, device: str | None) -> Place | None:
         DefinitionError: the declaration makes no sense (`bad_device`), the framework is not installed
             (`framework_missing`), or a GPU is missing that the component cannot do without (`no_device`).
     """
-    needs_gpu = device == "cuda-only" or framework == "cupy"
+    needs_gpu = device == "cuda-only" or framework in ("cupy", "warp")
     if device is None and framework not in ("cupy", "warp", "device"):
         return None
     if device not in (None, *get_args(Device)) or framework not in _FRAMEWORKS:
