@@ -23,11 +23,10 @@ from chainrule._scratch import Scratch
 from chainrule.runtime import ComponentConfig, LocalComponent
 from chainrule.serve._calls import Facts
 from chainrule.serve._endpoint import Endpoint, Intake
-from chainrule.serve._jobs import JobReplies, Jobs, job_routes
+from chainrule.serve._jobs import JobReplies, Jobs, job_routes, with_server_routes
 from chainrule.serve._logs import AccessLog, ErrorStream, Output, OutputLog
 from chainrule.serve._merging import Merger
 from chainrule.serve._metrics import status_routes
-from chainrule.serve._openapi import with_server_routes
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._page import description_route, page_routes
 from chainrule.serve._pool import Pool, Service, WorkerPool
