@@ -150,9 +150,10 @@ class Pool(ABC):
         """
         self.under_way += 1
         try:
-            answer = self.metrics.with_outcome(self.answer(call))
             # The calls in a merged one are requests, each of which its merger counts.
-            return await (answer if call.merged else self.metrics.with_request(call, answer))
+            return await self.metrics.counted(
+                call, self.answer(call), is_call=True, is_request=not call.merged
+            )
         finally:
             self.under_way -= 1
 

@@ -181,19 +181,8 @@ class WorkerProcess:
             CallError: the process died (`worker_crashed`) or took too long (`call_timeout`); in both
                 cases it has to be replaced.
         """
-        header: dict[str, Any] = {
-            "call": {
-                "endpoint": call.endpoint,
-                "content_type": call.content_type,
-                "content_encoding": call.content_encoding,
-                "accept": call.accept,
-                "run_id": call.run_id,
-                "traceparent": call.traceparent,
-                "merged": call.merged,
-            }
-        }
         self._watcher = call.watcher
-        answer = self._send_call(header, call)
+        answer = self._send_call(call)
         try:
             return self._to_reply(await asyncio.wait_for(answer, timeout_s), call.room)
         except TimeoutError:
@@ -209,7 +198,8 @@ class WorkerProcess:
                 answer.result().close()
             raise
 
-    def _send_call(self, header: dict[str, Any], call: Call) -> asyncio.Future[Message]:
+    def _send_call(self, call: Call) -> asyncio.Future[Message]:
+        header: dict[str, Any] = {"call": call.told}
         inline, descriptors = [call.body], []
         if isinstance(call.body, SegmentBody):
             header["body"] = call.body.nbytes
