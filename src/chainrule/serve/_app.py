@@ -34,7 +34,7 @@ from chainrule.serve._pool import Pool, Service, WorkerPool
 from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
 from chainrule.serve._security import BearerToken
-from chainrule.serve._umbridge import umbridge_routes
+from chainrule.serve._umbridge import UmbridgeEndpoint, umbridge_routes
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Server:
             lifespan=self._lifespan, exception_handlers={HTTPException: self._on_http_exception}
         )
         token = options.read_token()
-        self._endpoints: dict[str, Endpoint] = {}
+        self._endpoints: dict[str, Endpoint | UmbridgeEndpoint] = {}
         self.app: Any = self._dispatch
         if token is not None:
             self.app = BearerToken(self._dispatch, token, self._count_refused)
@@ -172,7 +172,9 @@ class Server:
         await self._jobs.start(self.services)
         self._starlette.router.routes[:] = routes = self._routes()
         self._endpoints = {
-            route.path: route.endpoint for route in routes if isinstance(route.endpoint, Endpoint)
+            route.path: route.endpoint
+            for route in routes
+            if isinstance(route.endpoint, (Endpoint, UmbridgeEndpoint))
         }
 
     def _warn_of_unknown_names(self) -> None:
@@ -204,7 +206,7 @@ class Server:
     def _count_refused(self, scope: MutableMapping[str, Any], status: int) -> None:
         """Count a request that was turned away before it came here, where it is a call of a component."""
         endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
-        if endpoint is not None:
+        if isinstance(endpoint, Endpoint):
             endpoint.refuse(status)
 
     def _places(self) -> list[tuple[str, Service]]:
