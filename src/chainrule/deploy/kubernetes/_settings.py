@@ -16,12 +16,13 @@ _DNS_NAME = re.compile(
 _IMAGE = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
-_UNITS = {
-    None: 1.0,
+_UNITS: dict[str | None, float] = {
+    None: 1,
     "m": 1e-3,
-    **{unit: 1000.0 ** (i + 1) for i, unit in enumerate("kMGT")},
-    **{f"{unit}i": 1024.0 ** (i + 1) for i, unit in enumerate("KMGT")},
-}  # fmt: skip
+    "k": 1e3,
+    **{unit: 1000.0**power for power, unit in enumerate("MGT", 2)},
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGT", 1)},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
