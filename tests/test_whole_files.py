@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from chainrule._whole_files import whole_file, write_whole
+from chainrule._files import whole_file, write_whole
 
 
 @pytest.mark.parametrize("durable", [False, True])

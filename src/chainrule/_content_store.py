@@ -33,9 +33,9 @@ import xxhash
 
 from chainrule._codec import SparseArray
 from chainrule._device import is_on_device
+from chainrule._files import write_whole
 from chainrule._paths import join_path
 from chainrule._trees import is_arraylike, iterate_leaves
-from chainrule._whole_files import write_whole
 
 WHOLE_BYTES = 1 << 20
 """Arrays up to this size are digested whole."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
-from chainrule._whole_files import write_whole
+from chainrule._files import write_whole
 from chainrule.runtime import Array, Differentiable, Float64, progress
 
 _seen = set()

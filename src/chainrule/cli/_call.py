@@ -11,8 +11,8 @@ from typing import Any
 from chainrule._codec import BinrefWriter, encode_body
 from chainrule._endpoints import ENDPOINTS
 from chainrule._errors import InputError, StorageError
+from chainrule._files import write_whole
 from chainrule._results import Result
-from chainrule._whole_files import write_whole
 from chainrule.cli._debugging import accept_debugger, add_debug_port
 from chainrule.cli._output import ResultStream, make_table, result_stream
 from chainrule.cli._payload import add_payload, given_payload, texts_explained

@@ -16,7 +16,7 @@ from typing import Any
 
 from chainrule._codec import DEFAULT_LIMITS, Limits
 from chainrule._errors import DefinitionError
-from chainrule._folders import state_folder
+from chainrule._files import state_folder
 from chainrule.cli._debugging import accept_debugger, add_debug_port
 from chainrule.cli._output import strong, write_text
 from chainrule.cli._sources import (

@@ -34,8 +34,8 @@ import chainrule
 from chainrule._codec import FRAMES_MEDIA_TYPE, encode_body
 from chainrule._describe import describe_value
 from chainrule._errors import ChainruleError, InputError, NotGrantedError, StorageError
+from chainrule._files import open_private, whole_file
 from chainrule._trees import get_at_path, map_leaves
-from chainrule._whole_files import open_private, whole_file
 from chainrule.client.internal import Answer, read_answer
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import Document

@@ -23,9 +23,9 @@ import jax
 import numpy as np
 
 from chainrule._errors import InputError, StorageError
+from chainrule._files import write_whole
 from chainrule._jaxpr import enable_x64
 from chainrule._progress import progress_bar
-from chainrule._whole_files import write_whole
 from chainrule.bridge import component_errors
 from chainrule.optimize._variables import Variables
 from chainrule.runtime import Bounds, progress

@@ -39,9 +39,9 @@ from typing import Any, Protocol
 import orjson
 
 from chainrule._errors import DefinitionError, InputError, StorageError
+from chainrule._files import whole_file, write_whole
 from chainrule._tracing import current_traceparent
 from chainrule._visible import visible
-from chainrule._whole_files import whole_file, write_whole
 from chainrule.runtime._config import ComponentConfig
 
 # What existing components import from `tesseract_core.runtime.config`.

@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from chainrule._errors import DefinitionError, StorageError
+from chainrule._files import Scratch
 from chainrule._same_host import is_supported
-from chainrule._scratch import Scratch
 from chainrule.runtime import ComponentConfig, LocalComponent
 from chainrule.serve._calls import Facts
 from chainrule.serve._endpoint import Endpoint, Intake

@@ -28,9 +28,9 @@ import numpy as np
 from jax.tree_util import DictKey, SequenceKey
 
 from chainrule._errors import InputError, StorageError
+from chainrule._files import write_whole
 from chainrule._jaxpr import enable_x64
 from chainrule._trees import with_article
-from chainrule._whole_files import write_whole
 from chainrule.stateful._errors import CheckpointError
 from chainrule.stateful._frames import write_all
 from chainrule.stateful._masks import Mask, check_patterns, listed

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import CapabilityError, InputError, StorageError, TransportError
-from chainrule._folders import state_folder
+from chainrule._files import state_folder
 from chainrule.deploy.images._engine import Engine
 from chainrule.deploy.images._image import ComponentImage, RunOptions
 from chainrule.deploy.images._plan import TOKEN_FILE

@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from chainrule._errors import ComponentError, DefinitionError
-from chainrule._scratch import Scratch
+from chainrule._files import Scratch
 from chainrule.runtime._fmi._description import Description, Interface, Variable, split, total
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from chainrule._whole_files import open_private
+from chainrule._files import open_private
 from chainrule.serve._jobs._store import JobRecord
 from chainrule.serve._pool import Service
 

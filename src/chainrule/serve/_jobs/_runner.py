@@ -22,7 +22,7 @@ import orjson
 
 from chainrule._codec import FRAMES_MEDIA_TYPE, negotiate
 from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
-from chainrule._scratch import Scratch
+from chainrule._files import Scratch
 from chainrule.serve._calls import Call, CallError, Reply
 from chainrule.serve._jobs._live import JobLog, JobQueue, JobWatcher, LiveJob
 from chainrule.serve._jobs._store import JobRecord, JobStore, State, body_digest

@@ -29,7 +29,7 @@ from typing import Any, Literal
 import xxhash
 
 from chainrule._errors import DefinitionError, StorageError
-from chainrule._whole_files import write_whole
+from chainrule._files import write_whole
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 STATES: tuple[State, ...] = ("queued", "running", "succeeded", "failed", "cancelled")

@@ -1,9 +1,9 @@
-"""Temporary folders that do not pile up: those of processes that were killed are removed by the next one.
+"""Files of this user: written as a whole, in folders that last, or in temporary ones that do not pile up.
 
-A process holds a lock (`flock`) on its folder for as long as it lives, and the kernel gives the lock back
-however the process ends. So a folder that can be locked belongs to no process. A process id would not say
-that: in another container the same number is another process, or none, and a server in a container is always
-number 1.
+Temporary folders of processes that were killed are removed by the next process (`Scratch`). A process holds a
+lock (`flock`) on its folder for as long as it lives, and the kernel gives the lock back however the process
+ends. So a folder that can be locked belongs to no process. A process id would not say that: in another
+container the same number is another process, or none, and a server in a container is always number 1.
 """
 
 from __future__ import annotations
@@ -13,9 +13,65 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from chainrule._errors import StorageError
+
+
+def open_private(path: str, flags: int) -> int:
+    """An opener (see `open`) of files that only this user may read."""
+    return os.open(path, flags, 0o600)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A temporary path for a file, which gets its name when the block ends; after an error it is removed.
+
+    It is in the same folder, hidden, with an ending by which files of killed processes can be found.
+    """
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the folder is gone, or cannot be written any more
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_whole(
+    path: Path, pieces: Iterable[Any], *, durable: bool = False, private: bool = False
+) -> None:
+    """Write bytes, piece after piece, as a whole file.
+
+    Args:
+        path: of the file.
+        pieces: its content.
+        durable: whether it survives a loss of power once this returns.
+        private: whether only this user may read it.
+    """
+    opener = open_private if private else None
+    with whole_file(path) as temporary, open(temporary, "xb", opener=opener) as file:
+        file.writelines(pieces)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def state_folder(*parts: str) -> Path:
+    """For what has to outlast this process: `$XDG_STATE_HOME/chainrule/…`, by default in `~/.local/state`."""
+    given = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not given.is_absolute():  # the convention says to ignore relative paths
+        try:
+            given = Path.home() / ".local/state"
+        except RuntimeError as error:
+            raise FileNotFoundError(
+                "This user has no home folder for files of Chainrule. Set XDG_STATE_HOME to an absolute path."
+            ) from error
+    return given.joinpath("chainrule", *parts)
+
 
 _PREFIX = "chainrule-scratch-"
 _MEMORY = Path("/dev/shm")

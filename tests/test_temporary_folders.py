@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from chainrule._scratch import Scratch
+from chainrule._files import Scratch
 from chainrule.errors import StorageError
 
 HOLD = """
 import sys
-from chainrule._scratch import Scratch
+from chainrule._files import Scratch
 scratch = Scratch("jobs")
 (scratch.path / "content").write_bytes(b"needed")
 print(scratch.path, flush=True)
