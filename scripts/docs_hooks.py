@@ -18,7 +18,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-from chainrule.cli._main import COMMANDS
+from chainrule.cli._main import COMMANDS, help_of
 from chainrule.serve.internal import option_table
 
 _COMMANDS = "<!-- commands -->"
@@ -82,8 +82,7 @@ def _commands() -> Iterator[str]:
 def _row(action: Action) -> str:
     value = "" if action.nargs == 0 else f" {_value(action)}"
     shown = ", ".join(action.option_strings) + value if action.option_strings else _value(action)
-    meaning = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
-    return f"| `{shown}` | {meaning}{_default(action)} |"
+    return f"| `{shown}` | {help_of(action)} |"
 
 
 def _value(action: Action) -> str:
@@ -93,9 +92,3 @@ def _value(action: Action) -> str:
     if action.choices:
         return " or ".join(str(choice) for choice in action.choices)
     return action.dest.upper()
-
-
-def _default(action: Action) -> str:
-    is_plain = isinstance(action.default, (int, float, str)) and action.default not in ("", False)
-    is_said = "default" in (action.help or "")
-    return f" (default: {action.default})" if is_plain and not is_said else ""

@@ -44,11 +44,7 @@ def add_apply_arguments(parser: ArgumentParser) -> None:
 
 def add_call_arguments(parser: ArgumentParser) -> None:
     """The endpoint, and the arguments of one call."""
-    parser.add_argument(
-        "endpoint",
-        metavar="ENDPOINT",
-        help=f"One of {', '.join(_COMMANDS)}",
-    )
+    parser.add_argument("endpoint", metavar="ENDPOINT", help=f"One of {', '.join(_COMMANDS)}")
     _add_arguments(parser)
 
 

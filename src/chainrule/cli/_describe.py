@@ -43,7 +43,7 @@ def add_schema_arguments(parser: ArgumentParser) -> None:
         "--part",
         choices=("openapi", *_PARTS),
         default="openapi",
-        help="Print the whole document, or the JSON schema of the inputs or outputs (default: openapi)",
+        help="Print the whole document, or the JSON schema of the inputs or outputs",
     )
     parser.add_argument(
         "--config",

@@ -50,9 +50,7 @@ def add_build_arguments(parser: ArgumentParser) -> None:
         "with its version and with latest)",
     )
     parser.add_argument(
-        "--base",
-        metavar="IMAGE",
-        help="Build upon this image (default: python:3.12-slim-bookworm)",
+        "--base", metavar="IMAGE", help="Build upon this image (default: python:3.12-slim-bookworm)"
     )
     parser.add_argument(
         "--python",
@@ -219,18 +217,14 @@ def add_run_arguments(parser: ArgumentParser) -> None:
         help="Write the files of runs to this folder (default: none is kept)",
     )
     parser.add_argument(
-        "--workers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="Answer calls in N processes (default: 1)",
+        "--workers", type=int, default=1, metavar="N", help="Answer calls in N processes"
     )
     parser.add_argument(
         "--startup-timeout",
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="Give up when it does not answer after this many seconds (default: 120)",
+        help="Give up when it does not answer after this many seconds",
     )
     _add_engine(parser)
     parser.set_defaults(handler=_run)

@@ -30,7 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         choices=TEMPLATES,
         default="function",
         metavar="NAME",
-        help=f"What to start from: {', '.join(TEMPLATES)} (default: function)",
+        help=f"What to start from: {', '.join(TEMPLATES)}",
     )
     parser.add_argument("--name", help="Name of the component (default: the name of the folder)")
     parser.set_defaults(handler=_run)

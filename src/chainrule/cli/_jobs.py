@@ -23,9 +23,7 @@ def add_list_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--state", choices=_STATES, help="List only jobs in this state (default: all)"
     )
-    parser.add_argument(
-        "--limit", type=int, default=20, metavar="N", help="List the newest N jobs (default: 20)"
-    )
+    parser.add_argument("--limit", type=int, default=20, metavar="N", help="List the newest N jobs")
     parser.set_defaults(handler=_list)
 
 

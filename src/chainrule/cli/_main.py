@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from chainrule.cli._output import failures, reserve_streams, strong, write_styled, write_text
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
+    from argparse import Action, ArgumentParser
 
 
 class Command(NamedTuple):
@@ -255,6 +255,9 @@ def make_parser(name: str) -> ArgumentParser:
             ]
             super().add_usage(" ".join(["%(prog)s [OPTIONS]", *words]), actions, groups, prefix)
 
+        def _get_help_string(self, action: Action) -> str:
+            return help_of(action)
+
     command = COMMANDS[name]
     parser = ArgumentParser(
         f"chainrule {name}",
@@ -274,6 +277,21 @@ def make_parser(name: str) -> ArgumentParser:
             "--debug", action="store_true", help="Write the whole traceback of an error"
         )
     return parser
+
+
+def help_of(action: Action) -> str:
+    """The help of an option, with its default where that is a value and the help does not say it."""
+    from argparse import SUPPRESS
+
+    text, default = action.help or "", action.default
+    is_value = isinstance(default, (int, float, str)) and not isinstance(default, bool)
+    if not is_value or default in ("", SUPPRESS) or "default" in text or not action.option_strings:
+        return text
+    return (
+        f"{text} (default: {default:g})"
+        if isinstance(default, float)
+        else f"{text} (default: {default})"
+    )
 
 
 def _run(name: str, rest: list[str]) -> int:

@@ -12,7 +12,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The components, and how they are run."""
     add_components(parser)
     parser.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="Processes per component (default: 1)"
+        "--workers", type=int, default=1, metavar="N", help="Processes per component"
     )
     parser.add_argument(
         "--timeout",
@@ -27,11 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="Keep arrays that are too large to write out here (default: a temporary folder)",
     )
     parser.add_argument(
-        "--max-elements",
-        type=int,
-        default=10_000,
-        metavar="N",
-        help="Write larger arrays to files (default: 10000)",
+        "--max-elements", type=int, default=10_000, metavar="N", help="Write larger arrays to files"
     )
     parser.set_defaults(handler=_run)
 

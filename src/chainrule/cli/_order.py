@@ -29,16 +29,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--objective", default="multiplications",
-        help="Minimise multiplications, nontrivial, operations, time or memory (default: multiplications)",
-    )  # fmt: skip
+        help="Minimise multiplications, nontrivial, operations, time or memory")  # fmt: skip
     parser.add_argument(
-        "--budget",
-        type=float,
-        default=5.0,
-        metavar="SECONDS",
-        help="Search for this many seconds (default: 5)",
+        "--budget", type=float, default=5.0, metavar="SECONDS", help="Search for this many seconds"
     )
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the search (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the search")
     parser.add_argument("--edges", action="store_true", help="Eliminate single edges, too")
     parser.add_argument("--float64", action="store_true", help="Trace in double precision")
     parser.set_defaults(handler=_run)

@@ -26,22 +26,16 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--image", metavar="FILE.sif", help="Serve this Apptainer image (default: none)"
     )
-    parser.add_argument(
-        "--servers", "-n", type=int, default=1, metavar="N", help="Start N servers (default: 1)"
-    )
+    parser.add_argument("--servers", "-n", type=int, default=1, metavar="N", help="Start N servers")
     parser.add_argument(
         "--run",
         metavar="COMMAND",
         help="Run this when the servers are ready; the job ends with it (default: serve until stopped)",
     )
-    parser.add_argument("--name", default="chainrule", help="Name of the job (default: chainrule)")
-    parser.add_argument(
-        "--cpus", type=int, default=1, metavar="N", help="CPUs per server (default: 1)"
-    )
+    parser.add_argument("--name", default="chainrule", help="Name of the job")
+    parser.add_argument("--cpus", type=int, default=1, metavar="N", help="CPUs per server")
     parser.add_argument("--memory", help="Memory per node, such as 16G (default: the cluster's)")
-    parser.add_argument(
-        "--gpus", type=int, default=0, metavar="N", help="GPUs per server (default: 0)"
-    )
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs per server")
     parser.add_argument(
         "--nodes",
         type=int,
@@ -53,9 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--partition", help="Partition of the job (default: the cluster's)")
     parser.add_argument("--account", help="Account that is charged (default: the user's)")
-    parser.add_argument(
-        "--python", default="python", help="Python interpreter on the nodes (default: python)"
-    )
+    parser.add_argument("--python", default="python", help="Python interpreter on the nodes")
     parser.add_argument(
         "--output",
         "-o",

@@ -63,15 +63,13 @@ def add_gradient_arguments(parser: ArgumentParser) -> None:
         metavar="PATH=STEP",
         help="Step of one input; repeat for more (default: as --eps)",
     )
-    parser.add_argument(
-        "--rtol", type=float, default=0.1, help="Allow this relative error (default: 0.1)"
-    )
+    parser.add_argument("--rtol", type=float, default=0.1, help="Allow this relative error")
     parser.add_argument(
         "--max-evals",
         type=int,
         default=1000,
         metavar="N",
-        help="Evaluate the component at most N times (default: 1000)",
+        help="Evaluate the component at most N times",
     )
     parser.add_argument(
         "--max-output-samples",
@@ -84,9 +82,9 @@ def add_gradient_arguments(parser: ArgumentParser) -> None:
         type=int,
         default=10,
         metavar="N",
-        help="Show at most N wrong entries of a check (default: 10)",
+        help="Show at most N wrong entries of a check",
     )
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the sample (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the sample")
     parser.add_argument(
         "--no-show-progress",
         dest="show_progress",

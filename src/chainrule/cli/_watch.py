@@ -45,7 +45,7 @@ def add_top_arguments(parser: ArgumentParser) -> None:
         type=float,
         default=1.0,
         metavar="SECONDS",
-        help="Draw again after this many seconds (default: 1)",
+        help="Draw again after this many seconds",
     )
     parser.add_argument("--once", action="store_true", help="Draw once and end")
     parser.set_defaults(handler=_top)
@@ -192,18 +192,14 @@ def add_dashboard_arguments(parser: ArgumentParser) -> None:
         "(default: no tokens)",
     )
     parser.add_argument(
-        "--port",
-        type=int,
-        default=8080,
-        metavar="N",
-        help="Port of the page; 0 takes a free one (default: 8080)",
+        "--port", type=int, default=8080, metavar="N", help="Port of the page; 0 takes a free one"
     )
     parser.add_argument(
         "--timeout",
         type=float,
         default=3.0,
         metavar="SECONDS",
-        help="Show a server as unreachable after this many seconds (default: 3)",
+        help="Show a server as unreachable after this many seconds",
     )
     parser.set_defaults(handler=_dashboard)
 
