@@ -23,8 +23,8 @@ not on the way to a changed leaf with the tree it was given.
 
 These have walks of their own: the codec, which replaces what JSON has no form for and keeps a budget;
 `to_plain` of `runtime._component._schemas`, which also converts leaves and runs at every call;
-`runtime._schema`, which goes through annotations and values side by side; and `bridge._skeleton`, which
-compiles the walk that it repeats.
+`runtime._schema`, which goes through annotations and values side by side; and `bridge._types`, which compiles
+the walk that it repeats.
 """
 
 from __future__ import annotations

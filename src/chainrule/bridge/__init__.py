@@ -10,7 +10,7 @@ Modules, in reading order
     _inputs            what of the inputs is an operand, and what is part of the program
     _target            the interface to something with endpoints; options of a call; callables; timings
     _component_target  components as targets: in this process, served, real Tesseracts
-    _types             shapes and dtypes of arrays before they exist, and how they are converted
+    _types             trees before their arrays exist: holes, shapes and dtypes, and how dtypes are converted
     _site              one target at one signature: a flat function from arrays to arrays
     _requests          what can be asked of a site, and the rules for derivatives
     _products          products with the Jacobian of a call that are asked for directly
@@ -20,7 +20,6 @@ Modules, in reading order
     _routes            from a request to the endpoints of a target
     _failures          exceptions out of compiled programs
     _tagged            values that a component tags, from under a call
-    _skeleton          trees whose arrays were taken out
 
 `_apply` decides between `_inline` (JAX components become part of the program) and `_primitive` (all others
 are called on the host). All modules but `_apply`, `_primitive`, `_inline` and `_tagged` work without JAX:

@@ -24,7 +24,6 @@ from chainrule.bridge._primitive import (
     takes_device_memory,
 )
 from chainrule.bridge._site import find_site
-from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._tagged import open_target, sow_cotangents, sow_values
 from chainrule.bridge._target import (
     Batching,
@@ -35,7 +34,14 @@ from chainrule.bridge._target import (
     VmapMethod,
     positional_arguments,
 )
-from chainrule.bridge._types import ArrayType, dtype_to_send, has_symbolic_size, warn_if_narrowed
+from chainrule.bridge._types import (
+    ArrayType,
+    Skeleton,
+    dtype_to_send,
+    has_symbolic_size,
+    take_apart,
+    warn_if_narrowed,
+)
 from chainrule.harvest.internal import is_captured
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)

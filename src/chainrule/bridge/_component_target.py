@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,16 +18,15 @@ import numpy as np
 from pydantic_core import PydanticCustomError
 
 from chainrule._codec import dtype_from_name
-from chainrule._endpoints import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
+from chainrule._endpoints import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind, Side, to_abstract
 from chainrule._errors import ComponentError, DefinitionError
 from chainrule._lru_cache import LRUCache
 from chainrule._own_arrays import own_copy
 from chainrule._paths import Key, join_path, split_path
-from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
 from chainrule.bridge._types import ArrayType, read_types
-from chainrule.runtime import LocalComponent
-from chainrule.runtime.internal import array_leaves, fit_abstract
+from chainrule.runtime import ArraySpec, LocalComponent
+from chainrule.runtime.internal import Document, array_leaves, fit_abstract
 
 # Calls under way at once to a component elsewhere that does not say how many it takes.
 _REMOTE_CONCURRENCY = 32
@@ -91,7 +90,7 @@ class ComponentTarget(Target):
 
     def abstract_eval(self, inputs: Any) -> Any:
         """Ask `abstract_eval`."""
-        return read_types(self._component.abstract_eval(_write_types(inputs)))
+        return read_types(self._component.abstract_eval(to_abstract(inputs)))
 
     def evaluations(self, kind: DerivativeKind, n: int, m: int) -> int:
         """What our own components say about themselves; a peer's are taken to be the author's."""
@@ -112,7 +111,7 @@ class ComponentTarget(Target):
 
     def complete_inputs(self, inputs: Any) -> tuple[Any, dict[str, Any]]:
         """What the schema makes of the inputs; only asked of components in this process."""
-        completed, sizes = self._component.read_abstract_inputs(_write_types(inputs))
+        completed, sizes = self._component.read_abstract_inputs(to_abstract(inputs))
         return read_types(completed), sizes
 
     def fit_output(self, path: str, type_: ArrayType, sizes: dict[str, Any]) -> ArrayType:
@@ -196,7 +195,7 @@ class ComponentTarget(Target):
 
     def tagged_types(self, inputs: Any, tag: str) -> dict[str, Any]:
         """Name → tree of types of every tagged value, for inputs with an `ArrayType` at every array."""
-        answer = self._component.tagged_intermediates(_write_types(inputs), tag, abstract=True)
+        answer = self._component.tagged_intermediates(to_abstract(inputs), tag, abstract=True)
         return {name: read_types(entry["primal"]) for name, entry in sorted(answer.items())}
 
     def with_tracers(self) -> Target:
@@ -310,36 +309,23 @@ def _derived_endpoints(component: Any) -> frozenset[str]:
     return frozenset(name for name in names if capabilities[name].status == "derived")
 
 
-def _differentiable(component: Any, side: str) -> Mapping[str, Any]:
+def _differentiable(component: Any, side: Side) -> Mapping[str, ArraySpec]:
     declared = getattr(component, f"differentiable_{side}", None)
-    if declared is not None:
-        return declared
-    schemas = component.openapi_schema["components"]["schemas"]
-    model = "ApplyInputSchema" if side == "inputs" else "ApplyOutputSchema"
-    return schemas[model].get("differentiable_arrays", {})
+    return Document(component.openapi_schema).differentiable(side) if declared is None else declared
 
 
 def _array_inputs(component: Any) -> dict[str, str | None]:
     """Pattern → dtype name of every array among the inputs, `None` where the schema does not say."""
     if isinstance(component, LocalComponent):
         return {path: spec.dtype for path, spec in array_leaves(component.input_schema).items()}
-    arrays = _array_patterns_of_document(component.openapi_schema, "Apply_InputSchema")
-    dtypes = {path: _dtype_of(spec) for path, spec in _differentiable(component, "inputs").items()}
+    fields = Document(component.openapi_schema).fields("inputs")
+    arrays = [field.path for field in fields if field.is_array]
+    dtypes = {path: spec.dtype for path, spec in _differentiable(component, "inputs").items()}
     # The peer calls all places of a tuple `[]`; its document knows which of them hold arrays.
     peers = {path: _INDEX.sub("[]", path) for path in arrays}
     tuples = {path for place, path in peers.items() if place != path}
     told = {path: dtype for path, dtype in dtypes.items() if path not in tuples}
     return {path: dtypes.get(spelled) for path, spelled in peers.items()} | told
-
-
-def _dtype_of(spec: Any) -> str | None:
-    return spec.get("dtype") if isinstance(spec, Mapping) else spec.dtype
-
-
-def _write_types(tree: Any) -> Any:
-    """An array is `{"shape": …, "dtype": …}` in requests for abstract evaluation."""
-    skeleton, types = take_apart(tree, lambda path, leaf: isinstance(leaf, ArrayType))
-    return skeleton.build([{"shape": list(t.shape), "dtype": t.dtype.name} for t in types])
 
 
 def _rename(answer: Any, levels: Sequence[Mapping[str, str]]) -> Any:
@@ -399,45 +385,9 @@ def _fits(segment: str | int, part: str) -> bool:
     return part in ("{}", segment)
 
 
-def _array_patterns_of_document(document: Mapping[str, Any], model: str) -> dict[str, None]:
-    """The patterns of all arrays in one model of an OpenAPI document."""
-    schemas = document["components"]["schemas"]
-    if model not in schemas:
-        return {}
-    return dict.fromkeys(_walk(schemas[model], "", schemas, frozenset()))
-
-
 def _fields_of_document(document: Mapping[str, Any], model: str) -> Collection[str] | None:
     """The fields of one model of an OpenAPI document; `None` if it takes others, or does not say."""
     schema = document["components"]["schemas"].get(model, {})
     if schema.get("additionalProperties") is not False:
         return None
     return schema.get("properties", {}).keys()
-
-
-def _walk(
-    schema: Mapping[str, Any], prefix: str, schemas: Mapping[str, Any], parents: frozenset[str]
-) -> Iterator[str]:
-    reference = schema.get("$ref")
-    if reference is not None:
-        name = reference.rpartition("/")[2]
-        if name not in parents:  # a recursive model ends where it begins again
-            yield from _walk(schemas[name], prefix, schemas, parents | {name})
-        return
-    properties = schema.get("properties", {})
-    if properties.get("object_type", {}).get("const") == "array":
-        yield prefix
-        return
-    for name, part in properties.items():
-        yield from _walk(part, _join(prefix, name), schemas, parents)
-    for number, part in enumerate(schema.get("prefixItems", ())):
-        yield from _walk(part, _join(prefix, f"[{number}]"), schemas, parents)
-    for key, segment in (("items", "[]"), ("additionalProperties", "{}")):
-        if isinstance(schema.get(key), Mapping):
-            yield from _walk(schema[key], _join(prefix, segment), schemas, parents)
-    for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
-        yield from _walk(part, prefix, schemas, parents)
-
-
-def _join(prefix: str, segment: str) -> str:
-    return f"{prefix}.{segment}" if prefix else segment

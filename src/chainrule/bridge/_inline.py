@@ -30,9 +30,15 @@ from chainrule._trees import get_at_path, is_arraylike, set_at_path
 from chainrule.bridge._requests import Call, Request, Space
 from chainrule.bridge._routes import Slots, find_route, sides
 from chainrule.bridge._site import Port, Site, check_result
-from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Target
-from chainrule.bridge._types import ArrayType, dtype_to_send, has_symbolic_size, warn_if_narrowed
+from chainrule.bridge._types import (
+    ArrayType,
+    Skeleton,
+    dtype_to_send,
+    has_symbolic_size,
+    take_apart,
+    warn_if_narrowed,
+)
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import to_plain
 

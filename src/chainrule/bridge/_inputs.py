@@ -16,9 +16,8 @@ from chainrule._trees import get_at_path, is_arraylike, iterate_leaves, set_at_p
 from chainrule.bridge._component_target import as_target
 from chainrule.bridge._requests import Call
 from chainrule.bridge._site import Canonicalize, find_site
-from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Options, Target
-from chainrule.bridge._types import ArrayType, warn_if_narrowed
+from chainrule.bridge._types import ArrayType, Skeleton, take_apart, warn_if_narrowed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,9 +19,15 @@ import numpy as np
 
 from chainrule._device import cast, dtype_of, is_on_device
 from chainrule._errors import CapabilityError, ChainruleError, ComponentError, InputError
-from chainrule.bridge._skeleton import Skeleton, take_apart
 from chainrule.bridge._target import Options, Target
-from chainrule.bridge._types import ArrayType, dtype_to_send, is_inexact, types_of
+from chainrule.bridge._types import (
+    ArrayType,
+    Skeleton,
+    dtype_to_send,
+    is_inexact,
+    take_apart,
+    types_of,
+)
 
 Canonicalize = Callable[[np.dtype[Any]], np.dtype[Any]]
 """The dtype in which a framework holds arrays of some dtype (JAX without x64 has no float64)."""

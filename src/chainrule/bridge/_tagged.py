@@ -21,9 +21,8 @@ import numpy as np
 from chainrule._endpoints import JVP, VJP, DerivativeKind
 from chainrule._errors import CapabilityError
 from chainrule.bridge._component_target import ComponentTarget
-from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target
-from chainrule.bridge._types import ArrayType, is_inexact
+from chainrule.bridge._types import ArrayType, is_inexact, take_apart
 from chainrule.harvest.internal import sow_part
 
 _INPUTS, _PROBES, _OUTPUTS, _VALUES = "inputs", "probes", "outputs", "tagged"

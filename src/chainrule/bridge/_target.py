@@ -33,10 +33,9 @@ from chainrule._endpoints import HVP, JVP, VJP, DerivativeKind
 from chainrule._errors import ComponentError, DefinitionError, InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._own_arrays import own_copy
-from chainrule._sparsity import BAND, Sparsity, read_sparsity
+from chainrule._sparsity import Sparsity, is_block, read_sparsity
 from chainrule._trees import flatten_with_paths, map_with_paths
-from chainrule.bridge._skeleton import take_apart
-from chainrule.bridge._types import ArrayType, as_array_type, read_types, types_of
+from chainrule.bridge._types import ArrayType, as_array_type, read_types, take_apart, types_of
 
 T = TypeVar("T")
 Batching = Literal["elementwise", "leading"]
@@ -307,9 +306,8 @@ class CallableTarget(Target):
     def _read_sparsity(self, declared: Any) -> Sparsity:
         if declared is None:
             return {}
-        is_one_block = not isinstance(declared, Mapping) or not declared.keys().isdisjoint(BAND)
         try:
-            return read_sparsity({"": {"[0]": declared}} if is_one_block else declared)
+            return read_sparsity({"": {"[0]": declared}} if is_block(declared) else declared)
         except ValueError as problem:
             raise DefinitionError(
                 f"sparsity of {self.name}: {problem}.", code="bad_sparsity"

@@ -1,4 +1,9 @@
-"""What the bridge knows about an array before it exists: its shape and dtype, and how they are converted.
+"""Nested data before its arrays exist: with holes in their places, and with their shapes and dtypes.
+
+A *skeleton* is what stays of a tree whose arrays are taken out by their paths. This is not
+`chainrule._partition`, which takes JAX's trees apart. What a component takes and returns is nested data in
+the sense of `chainrule._trees`: models and any mapping are containers, keys keep their order, `None` is a
+leaf, and a schema speaks of leaves by their paths.
 
 The rule for components that compute in 64 bits while JAX holds 32: what goes to the component is widened to
 what its schema says, what comes back is narrowed to what JAX is configured to hold (with a
@@ -10,16 +15,100 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from chainrule._codec import dtype_from_name, dtype_generality
 from chainrule._describe import describe_array
-from chainrule._trees import map_leaves
-from chainrule.bridge._skeleton import take_apart
+from chainrule._paths import join_path, split_path
+from chainrule._trees import get_at_path, iterate_leaves, map_leaves, open_model, static_key
+
+Build = Callable[[Sequence[Any]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Skeleton:
+    """The shape of a tree whose array leaves were taken out.
+
+    Attributes:
+        paths: of the holes, in order.
+        statics: the leaves that stayed, by path.
+        outline: the containers, as a hashable value; trees that differ in it differ in shape.
+        build: a new tree of dicts, lists and tuples from values for the holes.
+    """
+
+    paths: tuple[str, ...]
+    statics: tuple[tuple[str, Any], ...]
+    outline: Hashable
+    build: Build
+
+    def signature(self, *facts: Any) -> Hashable | None:
+        """A key for everything but the values in the holes, and further facts; `None` if not hashable."""
+        statics = tuple((path, static_key(leaf)) for path, leaf in self.statics)
+        key = (self.outline, self.paths, statics, *facts)
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+    def extract(self, tree: Any) -> list[Any]:
+        """The values at the holes of another tree of this shape."""
+        return [_follow(tree, path) for path in self.paths]
+
+
+def take_apart(tree: Any, is_hole: Callable[[str, Any], bool]) -> tuple[Skeleton, list[Any]]:
+    """Split a tree into its skeleton and the leaves for which `is_hole(path, leaf)` holds."""
+    plan: list[int | None] = []  # for each leaf, in order: the number of its hole
+    paths: list[str] = []
+    values: list[Any] = []
+    statics: list[tuple[str, Any]] = []
+    for segments, leaf in iterate_leaves(tree):
+        path = join_path(*segments)
+        if is_hole(path, leaf):
+            plan.append(len(paths))
+            paths.append(path)
+            values.append(leaf)
+        else:
+            plan.append(None)
+            statics.append((path, leaf))
+    outline, build = _compiled(tree, iter(plan))
+    return Skeleton(tuple(paths), tuple(statics), outline, build), values
+
+
+def _compiled(node: Any, plan: Iterator[int | None]) -> tuple[Hashable, Build]:
+    """The outline of a tree, and what builds it: the walk that is repeated for every call, made once.
+
+    Visits leaves in the order of `iterate_leaves`; `plan` says what each of them is.
+    """
+    node = open_model(node)
+    if isinstance(node, Mapping):
+        parts = {key: _compiled(child, plan) for key, child in node.items()}
+        builds = {key: build for key, (_, build) in parts.items()}
+        # Empty containers have no leaves, so the paths alone do not tell `{}` from `{"a": []}`.
+        outline = ("mapping", *((key, inner) for key, (inner, _) in parts.items()))
+        return outline, lambda values: {key: build(values) for key, build in builds.items()}
+    if isinstance(node, (list, tuple)):
+        items = [_compiled(child, plan) for child in node]
+        make = node._make if hasattr(node, "_make") else type(node)
+        outline = (type(node), *(inner for inner, _ in items))
+        return outline, lambda values: make([build(values) for _, build in items])
+    number = next(plan)
+    return None, (lambda values: node) if number is None else itemgetter(number)
+
+
+def _follow(tree: Any, path: str) -> Any:
+    node = tree
+    try:
+        for segment in split_path(path):
+            node = node[segment]
+    except (LookupError, TypeError):  # a model, a NamedTuple or a key that is not a string
+        return get_at_path(tree, path)
+    return node
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class Field:
         default: what it is when it is not given, as JSON.
         units: of an array.
         bounds: of a number, or of every element of an array.
+        is_array: whether it is an array.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Field:
     default: Any = None
     units: str | None = None
     bounds: Bounds | None = None
+    is_array: bool = False
 
     @staticmethod
     def table(fields: Sequence[Field]) -> str:
@@ -313,7 +315,10 @@ def _walk(
     elif "array_flags" in node:
         is_differentiable = "DIFFERENTIABLE" in node["array_flags"]
         units = node.get("array_units")
-        yield Field(path, _array_type(node), is_differentiable, required, units=units, **said)
+        described = _array_type(node)
+        yield Field(
+            path, described, is_differentiable, required, units=units, is_array=True, **said
+        )
     elif node.get("properties"):
         needed = node.get("required", ())
         for name, child in node["properties"].items():
