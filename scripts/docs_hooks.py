@@ -18,7 +18,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-from chainrule.cli._main import COMMANDS, help_of
+from chainrule.cli.internal import COMMANDS, help_of
 from chainrule.serve.internal import option_table
 
 _COMMANDS = "<!-- commands -->"

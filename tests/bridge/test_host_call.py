@@ -215,7 +215,7 @@ def test_exporting_a_host_call_is_a_clear_error():
 
 
 def test_threads_can_call_at_the_same_time():
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=300)
 
     def wait(x):
         if x[0] > 0:
@@ -260,7 +260,7 @@ class CountingRemote(Remote):
 
 def test_independent_calls_of_remote_components_overlap():
     """Each call waits until the other has begun: one after the other they would never end."""
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=300)
     left, right = Remote(barrier), Remote(barrier)
 
     @jax.jit
@@ -272,7 +272,7 @@ def test_independent_calls_of_remote_components_overlap():
 
 def test_the_first_of_several_calls_is_started_early_too():
     """Also equal calls, and those of functions that are compiled once and called twice."""
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=300)
     remote = Remote(barrier)
 
     def ask(x):
@@ -285,7 +285,7 @@ def test_the_first_of_several_calls_is_started_early_too():
 
 def test_independent_calls_overlap_wherever_their_operands_come_from():
     """Also where XLA would rather finish one before it computes the operands of the other."""
-    barrier = threading.Barrier(3, timeout=20)
+    barrier = threading.Barrier(3, timeout=300)
     remote = Remote(barrier)
 
     def ask(x):
@@ -304,7 +304,7 @@ def test_independent_calls_overlap_wherever_their_operands_come_from():
 
 
 def test_calls_that_depend_on_calls_overlap_too():
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=300)
     left, right = Remote(barrier), Remote(barrier)
 
     def twice(remote, x):

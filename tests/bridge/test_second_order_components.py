@@ -10,7 +10,6 @@ import pytest
 from pydantic import BaseModel
 
 from chainrule import apply_component
-from chainrule.bridge._requests import Batch
 from chainrule.client import Component
 from chainrule.errors import CapabilityError
 from chainrule.runtime import Array, Differentiable, Float64, load_component
@@ -98,11 +97,37 @@ def test_a_large_batch_goes_in_several_requests(monkeypatch):
     assert calls == [(4, 3), (4, 3), (2, 3)]
 
 
+class TwoOutputs(BaseModel):
+    y: Vector
+    z: Vector
+
+
 def test_vectors_that_stay_the_same_are_repeated():
-    batch = Batch((2, 4), ())
-    u = np.arange(12.0).reshape(4, 3)
-    np.testing.assert_array_equal(batch.flatten(u, (False, True)), np.concatenate([u, u]))
-    np.testing.assert_array_equal(batch.flatten(X, (False, False)), np.stack([X] * 8))
+    """One request for all pairs of cotangents, of which each has one of the two batch axes."""
+    calls = []
+
+    def vjp(inputs, vjp_inputs, vjp_outputs, cotangent_vector, batched=False):
+        u, w = cotangent_vector["y"], cotangent_vector["z"]
+        calls.append((u.shape, w.shape))
+        return {"x": 3 * inputs.x**2 * u + 2 * inputs.x * w}
+
+    module = ModuleType("cubes_and_squares")
+    module.InputSchema, module.OutputSchema = InputSchema, TwoOutputs
+    module.apply = lambda inputs: TwoOutputs(y=inputs.x**3, z=inputs.x**2)
+    module.vector_jacobian_product = vjp
+    component = load_component(module)
+
+    def f(x):
+        outputs = apply_component(component, {"x": x}, materialize_jacobian=False)
+        return outputs["y"], outputs["z"]
+
+    def pulled(u, w):
+        return jax.vjp(f, jnp.asarray(X))[1]((u, w))[0]
+
+    us, ws = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(4, 3)
+    found = jax.vmap(jax.vmap(pulled, (None, 0)), (0, None))(us, ws)
+    np.testing.assert_allclose(found, 3 * X**2 * us[:, None] + 2 * X * ws)
+    assert calls == [((8, 3), (8, 3))]
 
 
 def test_batches_that_are_not_vectors_of_one_point_are_fanned_out():

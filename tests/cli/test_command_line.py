@@ -13,7 +13,7 @@ import pytest
 
 from chainrule._codec import decode_body
 from chainrule.cli import main
-from chainrule.cli._main import COMMANDS, find_command, make_parser
+from chainrule.cli.internal import COMMANDS, find_command, make_parser
 
 COMPONENT = """
 import os, sys

@@ -74,10 +74,9 @@ def served(source, tmp_path_factory):
 
 
 def _wait_for(url, process):
-    for _ in range(600):
-        assert process.poll() is None
+    while process.poll() is None:
         try:
-            urllib.request.urlopen(url, timeout=5).close()
+            urllib.request.urlopen(url, timeout=60).close()
         except OSError:
             time.sleep(0.1)
         else:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import _transports
 from benchmarks.__main__ import PAGE, TRANSPORTS
 
-from chainrule.cli._main import find_command, make_parser
+from chainrule.cli.internal import find_command, make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

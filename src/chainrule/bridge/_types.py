@@ -182,8 +182,8 @@ def has_symbolic_size(array: Any) -> bool:
 
 
 def is_inexact(dtype: np.dtype[Any]) -> bool:
-    """Whether arrays of this dtype can carry derivatives; bfloat16 and its like are of NumPy's kind V."""
-    return dtype.kind in "fc" or (dtype.kind == "V" and "float" in dtype.name)
+    """Whether arrays of this dtype can carry derivatives: real and complex numbers, bfloat16 and its like."""
+    return dtype_generality(dtype) >= 2
 
 
 class PrecisionWarning(UserWarning):

@@ -17,7 +17,6 @@ Modules, in reading order:
     _order      order
     _init       init
     _serve      serve
-    _reload     serve --reload
     _mcp        mcp
     _jobs       job list, show, logs, cancel
     _watch      top, dashboard
@@ -25,6 +24,7 @@ Modules, in reading order:
     _slurm      deploy slurm
     _kubernetes deploy kubernetes
     _completion completion
+    internal    what the tools of this project use
 """
 
 from chainrule.cli._main import main

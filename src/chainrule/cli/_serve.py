@@ -1,30 +1,39 @@
-"""`chainrule serve`."""
+"""`chainrule serve`; with `--reload`, a server that starts again when a file of its components changes.
+
+That server is a process of its own, so that it begins with fresh modules. One that does not start, for
+example because a file is not Python, waits for the next change.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
+import signal
+import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from chainrule._codec import DEFAULT_LIMITS, Limits
-from chainrule._errors import DefinitionError
+from chainrule._errors import DefinitionError, InputError
 from chainrule._files import state_folder
 from chainrule.cli._debugging import accept_debugger, add_debug_port
-from chainrule.cli._output import strong, write_text
+from chainrule.cli._output import strong, write_error, write_text
 from chainrule.cli._sources import (
     Arguments,
     add_components,
     add_derive_hvp,
     add_folders,
     check_exists,
+    component_folder,
 )
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import log_handler
@@ -42,6 +51,15 @@ _LIMITS = {
     "max_fields": "Refuse a request with more fields",
     "max_depth": "Refuse a request whose data are nested deeper",
 }
+
+# What is watched with `--reload`, and how often.
+_SUFFIXES = (".py", ".yaml", ".yml", ".toml", ".json", ".so", ".c")
+_MOST_FILES = 5000
+_EVERY_S = 0.5
+_STOP_S = 30.0
+
+Times = Mapping[Path, int]
+"""File → when it was changed last."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -141,9 +159,7 @@ def _path(help: str, metavar: str = "FILE") -> dict[str, Any]:
 def run(options: Namespace) -> int:
     """Serve until a signal."""
     if options.reload:
-        from chainrule.cli._reload import serve_again
-
-        return serve_again(options.components, options.words)
+        return _serve_again(options.components, options.words)
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(options.log_format)])
     for component in options.components:
         if not component.startswith("pool:"):
@@ -206,7 +222,7 @@ def _usual_jobs_folder(options: Namespace) -> Path | None:
 def _remove_if_empty(folder: Path | None) -> None:
     """Remove the folder of jobs where it is empty, as after a server that did not start."""
     if folder is not None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             folder.rmdir()
 
 
@@ -229,3 +245,74 @@ def _announce(url: str, *, as_json: bool, is_opened: bool) -> None:
         import webbrowser
 
         webbrowser.open(f"{url}/")
+
+
+def _serve_again(components: Sequence[str], words: Sequence[str]) -> int:
+    """Run `chainrule serve` with these words until a signal; start it again after every change."""
+    for component in components:
+        if component.startswith("pool:"):
+            raise InputError(
+                f"--reload watches files of components; {component} has none.", code="bad_option"
+            )
+        check_exists(component)
+    folders = [component_folder(component) for component in components]
+    again = [word for word in words if word != "--reload"]
+    with _terminations_as_interrupts(), suppress(KeyboardInterrupt):
+        while True:
+            seen = _change_times(folders)
+            with _running([sys.executable, "-m", "chainrule", "serve", *again]):
+                changed = _wait_for_change(folders, seen)
+            write_error(f"{changed} changed; starting again\n")
+            again = [word for word in again if word != "--open"]  # the page is open already
+    return 0
+
+
+def _change_times(folders: Iterable[Path]) -> Times:
+    """When the files in some folders were changed last; hidden and very many files are left out."""
+    found = {}
+    for folder in folders:
+        files = (path for path in folder.rglob("*") if path.suffix in _SUFFIXES)
+        shown = (path for path in files if not any(p.startswith(".") for p in path.parts[1:]))
+        for path in islice(shown, _MOST_FILES):
+            with suppress(OSError):
+                found[path] = path.stat().st_mtime_ns
+    return found
+
+
+def _wait_for_change(folders: Sequence[Path], seen: Times) -> Path:
+    while True:
+        sleep(_EVERY_S)
+        now = _change_times(folders)
+        changed = [path for path in {**seen, **now} if seen.get(path) != now.get(path)]
+        if changed:
+            return changed[0]
+
+
+@contextmanager
+def _running(command: Sequence[str]) -> Iterator[None]:
+    """A process that is stopped at the end, in order."""
+    process = subprocess.Popen(command)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def _terminations_as_interrupts() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does, so that the server ends with it."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -204,11 +204,11 @@ def check_source(component: str) -> None:
     check_sources(file)
 
 
-def component_folder(options: Namespace) -> Path:
-    """The folder of the component; the working directory for a component that is served elsewhere."""
-    if is_url(options.component):
+def component_folder(component: str) -> Path:
+    """The folder of a component; the working directory for one that is served elsewhere."""
+    if is_url(component):
         return Path()
-    file = component_file(options.component)
+    file = component_file(component)
     return file if file.is_dir() else file.parent
 
 

@@ -166,7 +166,7 @@ def _record(options: Namespace) -> int:
         endpoint = endpoint_name(options.endpoint)
         config = getattr(component, "config", None) or ComponentConfig()
         payload = given_payload(options, config)
-        folder = component_folder(options) / "test_cases"
+        folder = component_folder(options.component) / "test_cases"
         file = options.output or _free_name(folder, f"test_{endpoint}")
         if file.exists():
             raise InputError(f"{file} exists already; nothing was written.", code="file_exists")
@@ -211,10 +211,10 @@ def _test(options: Namespace) -> int:
         tempfile.TemporaryDirectory() as outputs,
         opened(options, {**_input_folder(options), "output_path": Path(outputs)}) as component,
     ):
-        files = options.cases or find_tests(component_folder(options))
+        files = options.cases or find_tests(component_folder(options.component))
         if not files:
             raise InputError(
-                f"No test cases: expected test_cases/test_*.json in {component_folder(options)}. "
+                f"No test cases: expected test_cases/test_*.json in {component_folder(options.component)}. "
                 "`chainrule record` writes one.",
                 code="tests_missing",
             )
@@ -226,7 +226,7 @@ def _test(options: Namespace) -> int:
 
 def _input_folder(options: Namespace) -> dict[str, Path]:
     """The folder whose files test cases may name where nothing else is said."""
-    folder = component_folder(options) / "input_data"
+    folder = component_folder(options.component) / "input_data"
     return {"input_path": folder} if folder.is_dir() else {}
 
 

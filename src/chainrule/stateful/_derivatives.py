@@ -85,26 +85,13 @@ class Selection:
                 tree[name][path[len(name) + 1 :]] = values[slot]
         return {name: entry for name, entry in tree.items() if not _is_empty(entry)}
 
-    def merge(self, tree: Tree, others: Sequence[Any] | None = None) -> list[Any]:
-        """The values of all slots: the selected ones from a tree, the others as given or as they are."""
-        values = list(self._call.values if others is None else others)
+    def merge(self, tree: Tree, values: Sequence[Any]) -> list[Any]:
+        """The values of all slots: the selected ones from a tree, the others as given."""
+        merged = list(values)
         for slot, path in self._paths.items():
             name = keyword_of(path)
-            values[slot] = tree[name] if path == name else tree[name][path[len(name) + 1 :]]
-        return values
-
-    def as_argument(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The pure function with the selected parameters as last argument: `(*args, tree)`."""
-        pure = self._call.pure(function)
-
-        def run(*args: Any) -> tuple[Any, list[Any]]:
-            if not self.is_given:
-                return pure(self._call.values, *args)
-            *rest, tree = args
-            return pure(self.merge(tree), *rest)
-
-        run.__name__ = run.__qualname__ = pure.__name__
-        return run
+            merged[slot] = tree[name] if path == name else tree[name][path[len(name) + 1 :]]
+        return merged
 
     def explicit(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The pure function of `(*args, selected parameters if any, all values)`.
@@ -121,18 +108,19 @@ class Selection:
                 values = self.merge(tree, values)
             return pure(values, *rest)
 
+        run.__name__ = run.__qualname__ = pure.__name__
         return run
 
     def with_aux(self, function: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
         """As a function that JAX differentiates: `(*args, tree) -> (value, (aux, values))`."""
-        pure = self.as_argument(function)
+        explicit = self.explicit(function)
 
         def run(*args: Any) -> tuple[Any, tuple[Any, list[Any]]]:
-            result, values = pure(*args)
+            result, values = explicit(*args, self._call.values)
             value, aux = result if has_aux else (result, None)
             return value, (aux, values)
 
-        run.__name__ = run.__qualname__ = pure.__name__
+        run.__name__ = run.__qualname__ = explicit.__name__
         return run
 
     def arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -69,7 +69,7 @@ def served(folder):
         stderr=subprocess.DEVNULL,
     )
     try:
-        for _ in range(200):
+        while server.poll() is None:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
                 break
