@@ -94,7 +94,7 @@ def test_modules_that_are_called_by_loops_and_branches_are_tracked(name, is_jitt
 
 def test_gradients_of_a_called_module_are_under_self():
     model, x = layers.Linear(2, 1), jnp.ones(2)
-    value, pull = cs.vjp(model, x, kwargs_mask=True)
+    _, pull = cs.vjp(model, x, kwargs_mask=True)
     by_x, by_model = pull(jnp.ones(1))
     np.testing.assert_allclose(by_x, model.weight.get()[0])
     np.testing.assert_allclose(by_model["self"]["weight"], [x])
