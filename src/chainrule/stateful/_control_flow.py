@@ -251,9 +251,7 @@ def fori_loop(
     return call.finish(value, values, is_loop=True)
 
 
-def map(
-    f: Callable[..., Any], xs: Any, *, batch_size: int | None = None, **tracked: Any
-) -> Any:
+def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None, **tracked: Any) -> Any:
     """Apply a function to the slices of arrays along their leading axis, one after the other.
 
     Args:
@@ -275,9 +273,7 @@ def map(
         return scan(body, None, xs, **tracked)[1]
     length = _length(xs, None)
     whole = length - length % batch_size
-    batches = jax.tree.map(
-        lambda leaf: leaf[:whole].reshape(-1, batch_size, *leaf.shape[1:]), xs
-    )
+    batches = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, batch_size, *leaf.shape[1:]), xs)
     ys = scan(body, None, batches, **tracked)[1]
     ys = jax.tree.map(lambda leaf: leaf.reshape(whole, *leaf.shape[2:]), ys)
     if whole == length:

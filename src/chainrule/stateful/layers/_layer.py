@@ -56,8 +56,7 @@ class Layer(Module):
         module: an equinox module.
         kind: the kind of its parameters.
         select: which leaves of the module are parameters; by default all arrays.
-        rkg: where the key comes from, in calls without one, if the module's call requires `key` or takes it for
-            dropout.
+        rkg: where the key of a call comes from that requires `key`, or takes one for dropout, and got none.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp
