@@ -30,6 +30,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from chainrule._describe import describe_value
+from chainrule._device import own_copy
 from chainrule._endpoints import (
     DERIVATIVES,
     HVP,
@@ -40,7 +41,6 @@ from chainrule._endpoints import (
     DerivativeKind,
 )
 from chainrule._errors import ComponentError, DefinitionError, InputError
-from chainrule._own_arrays import own_copy
 from chainrule._paths import matches_pattern
 from chainrule._progress import unheard
 from chainrule._sparsity import is_block, read_blocks

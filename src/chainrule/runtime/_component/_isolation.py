@@ -293,8 +293,8 @@ class _PrivateLoader(SourceFileLoader):
 PEER_MODULES = {
     "tesseract_core.runtime": "chainrule.runtime",
     "tesseract_core.runtime.config": "chainrule.runtime._runs",
-    "tesseract_core.runtime.cuda": "chainrule.runtime._component._peer_cuda",
-    "tesseract_core.runtime.cuda.ipc": "chainrule.runtime._component._peer_cuda",
+    "tesseract_core.runtime.cuda": "chainrule._device",
+    "tesseract_core.runtime.cuda.ipc": "chainrule._device",
     "tesseract_core.runtime.experimental": "chainrule.runtime.experimental",
     "tesseract_core.runtime.file_interactions": "chainrule.runtime._files",
     "tesseract_core.runtime.jax_recipes": "chainrule.runtime.jax_recipes",

@@ -22,8 +22,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from chainrule._codec import dtype_generality
+from chainrule._device import own_copy
 from chainrule._errors import DefinitionError, InputError
-from chainrule._own_arrays import own_copy
 from chainrule._trees import is_arraylike
 from chainrule.runtime._component._definition import Implementation, derived
 from chainrule.runtime._component._failures import bad_input, bad_output

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._device import own_copy
 from chainrule._endpoints import JVP, VJP, DerivativeKind
 from chainrule._errors import InputError
-from chainrule._own_arrays import own_copy
 from chainrule._paths import Key, join_path
 from chainrule._patterns import Pattern
 from chainrule._progress import track
