@@ -14,12 +14,11 @@ In reading order:
     _commands       executables and `component.yaml` → Definition
     _decks          text files of executables: templates, and patterns of results
     _devices        functions that compute on a GPU
-    _models         the models that are made from the author's
-    _schemas        validation, plain trees, abstract evaluation from schemas alone
+    _schemas        the models that validate, plain trees, abstract evaluation from schemas alone
     _local          `LocalComponent`, and 64 bits for components that declare them
     _handlers       the endpoints: validate, run, validate
     _derivation     endpoints that the author left out
-    _failures       errors of a call
+    _failures       whose mistake an error is, and how it is said
     _observation    profiles, traces, kept output
     _openapi        the OpenAPI document of a component
     _document       what a document says, for programs and people

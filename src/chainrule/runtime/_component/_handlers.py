@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
 from chainrule._codec import SparseArray
@@ -38,13 +38,13 @@ from chainrule._endpoints import (
     Vector,
     to_abstract,
 )
-from chainrule._errors import CapabilityError, ComponentError, InputError, PathError
+from chainrule._errors import CapabilityError, ChainruleError, ComponentError, InputError, PathError
 from chainrule._lru_cache import LRUCache
 from chainrule._paths import matches_pattern, path_to_pattern
 from chainrule._progress import unheard
 from chainrule._trees import dtype_name, flatten_with_paths, get_at_path, is_arraylike
 from chainrule.runtime._component._definition import check_signature, takes_argument
-from chainrule.runtime._component._failures import call_author
+from chainrule.runtime._component._failures import bad_output, failure_of, is_of_another_component
 from chainrule.runtime._component._schemas import Context, Schemas, to_plain
 from chainrule.runtime._schema import ArraySpec, build_validator
 
@@ -78,6 +78,41 @@ def evaluation_handler(
         return outputs
 
     return evaluate
+
+
+def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call the author's function.
+
+    Errors of Chainrule pass: an author raises `InputError` to say that the caller is at fault. Everything
+    else, an exit included, becomes a `ComponentError` with the author's exception as its cause; so does what
+    another component that the author called refused, for that is not the caller's mistake. A result of
+    `None` is refused with a hint at a missing `return`.
+    """
+    try:
+        result = function(*args, **kwargs)
+    except ChainruleError as error:
+        if is_of_another_component(error):
+            called = error.details.get("refused_by", "another component")
+            raise ComponentError(
+                f"{endpoint} called {called}, which refused: {error.message}",
+                code="inner_call_refused",
+            ) from error
+        raise
+    except ValidationError as error:
+        raise bad_output(error, None, endpoint=endpoint) from error
+    except SystemExit as error:
+        raise ComponentError(
+            f"{endpoint} tried to exit the process with status {error.code!r}. A component returns "
+            "or raises; it does not exit.",
+            code="component_exited",
+        ) from error
+    except Exception as error:
+        raise failure_of(endpoint, error) from error
+    if result is None:
+        raise ComponentError(
+            f"{endpoint} returned None. Does its function end with `return`?", code="bad_output"
+        )
+    return result
 
 
 def check_fields(

@@ -34,10 +34,10 @@ from chainrule.runtime._derivatives._layout import (
     dense_blocks,
     is_abstract,
     read_arrays,
+    read_pattern,
     shape_and_dtype,
     sparse_blocks,
 )
-from chainrule.runtime._derivatives._sparsity import read_pattern
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps
 
 

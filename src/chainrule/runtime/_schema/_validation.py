@@ -35,10 +35,10 @@ from chainrule._errors import ChainruleError
 from chainrule._trees import dtype_name, is_tracer, iterate_leaves
 from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import _problems
-from chainrule.runtime._schema._bounds import Bounds
 from chainrule.runtime._schema._spec import (
     ALL_DTYPES,
     ArraySpec,
+    Bounds,
     canonical_dtype,
     generality,
     mantissa_bits,
