@@ -308,7 +308,7 @@ def resolve_peer_module(name: str, fromlist: tuple[str, ...]) -> Any:
     """What `__import__(name, fromlist=…)` returns for a name below `tesseract_core`."""
     if name == "tesseract_core":
         is_ours = any(f"{name}.{part}" in PEER_MODULES for part in fromlist)
-        return _PeerPackage(name) if is_ours or not fromlist else importlib.import_module(name)
+        return _PeerPackage(name) if is_ours else importlib.import_module(name)
     _stand_in(name)  # says so where there is none
     return _PeerPackage(name if fromlist else "tesseract_core")
 
