@@ -23,6 +23,7 @@ Modules, in reading order:
     _watch      top, dashboard
     _images     image build, run, list, ps, logs, stop
     _slurm      deploy slurm
+    _kubernetes deploy kubernetes
     _completion completion
 """
 

@@ -171,6 +171,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "Write a Slurm batch script that serves components.",
             "chainrule deploy slurm scale --servers 4 --time 02:00:00 --output job.sh",
         ),
+        "deploy kubernetes": Command(
+            "_kubernetes:add_arguments",
+            "Write Kubernetes manifests that serve an image.",
+            "chainrule deploy kubernetes registry.example/scale:1.0 --replicas 3 --output scale.yaml",
+        ),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
