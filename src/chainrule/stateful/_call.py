@@ -11,6 +11,7 @@ their flat values, hand it to a JAX transformation, commit what was written.
                      JAX has to treat the values (mapped, differentiated, carried, …). `jit`, which
                      replays, has its own (`_jit`)
     Transformation   what all of them are to a user: a callable object around a function
+    Traced           those that trace anew each time: a function of a `Call` says what each of them does
 
 A *slot* is a position in the flat values: first the parameters, then the plain arrays among the keyword
 arguments.
@@ -366,6 +367,29 @@ class Transformation:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({name_of(self._fun)})"
+
+
+class Traced(Transformation):
+    """A transformation that traces anew at each call.
+
+    Args:
+        fun: the user's function.
+        name: of the transformation.
+        run: what a call does: `run(call, fun, args, **options)`, with the keyword arguments in `call`.
+        **options: of the transformation.
+    """
+
+    def __init__(
+        self, fun: Callable[..., Any], *, name: str, run: Callable[..., Any], **options: Any
+    ) -> None:
+        super().__init__(fun, name=name, run=run, **options)
+        self._name, self._run, self._own_options = name, run, options
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._run(Call(kwargs), self._fun, args, **self._own_options)
+
+    def __repr__(self) -> str:
+        return f"{self._name}({name_of(self._fun)})"
 
 
 def tracking_self(fun: Callable[..., Any]) -> Callable[..., Any]:

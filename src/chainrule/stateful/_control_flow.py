@@ -282,12 +282,15 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None, **trac
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), ys, rest)
 
 
-class Switch(Transformation):
-    """One of several functions, chosen by an index; see `switch`."""
+class Branches(Transformation):
+    """One of several functions; `choose` is `jax.lax.switch`, or has its arguments. See `switch`, `cond`."""
 
-    def __init__(self, branches: Sequence[Callable[..., Any]]) -> None:
+    def __init__(
+        self, branches: Sequence[Callable[..., Any]], choose: Callable[..., Any] = jax.lax.switch
+    ) -> None:
         super().__init__(branches[0])
         self._branches = tuple(branches)
+        self._choose = choose
 
     def __call__(self, index: Any, /, *operands: Any, **kwargs: Any) -> Any:
         functions, kwargs = with_callees(self._branches, kwargs)
@@ -296,18 +299,9 @@ class Switch(Transformation):
         result, values = self._choose(unwrap(index), branches, call.values, *operands)
         return call.finish(result, values)
 
-    def _choose(self, index: Any, branches: list[Any], *operands: Any) -> Any:
-        return jax.lax.switch(index, branches, *operands)
 
-
-class Cond(Switch):
-    """One of two functions, chosen by a truth value; see `cond`."""
-
-    def __init__(self, true_fun: Callable[..., Any], false_fun: Callable[..., Any]) -> None:
-        super().__init__((true_fun, false_fun))
-
-    def _choose(self, index: Any, branches: list[Any], *operands: Any) -> Any:
-        return jax.lax.cond(index, *branches, *operands)
+def _cond(pred: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    return jax.lax.cond(pred, *branches, *operands)
 
 
 def cond(pred: Any, /, *functions_and_operands: Any, **tracked: Any) -> Any:
@@ -322,9 +316,10 @@ def cond(pred: Any, /, *functions_and_operands: Any, **tracked: Any) -> Any:
         **tracked: their keyword arguments.
     """
     if callable(pred) and not isinstance(pred, BaseParam):
-        return Cond(pred, *functions_and_operands)
+        (false_fun,) = functions_and_operands
+        return Branches((pred, false_fun), _cond)
     true_fun, false_fun, *operands = functions_and_operands
-    return Cond(true_fun, false_fun)(pred, *operands, **tracked)
+    return Branches((true_fun, false_fun), _cond)(pred, *operands, **tracked)
 
 
 def switch(index: Any, /, *branches_and_operands: Any, **tracked: Any) -> Any:
@@ -339,6 +334,6 @@ def switch(index: Any, /, *branches_and_operands: Any, **tracked: Any) -> Any:
         **tracked: their keyword arguments.
     """
     if not branches_and_operands:
-        return Switch(index)
+        return Branches(index)
     branches, *operands = branches_and_operands
-    return Switch(branches)(index, *operands, **tracked)
+    return Branches(branches)(index, *operands, **tracked)

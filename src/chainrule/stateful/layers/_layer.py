@@ -13,8 +13,7 @@ import jax
 
 from chainrule._errors import DefinitionError
 from chainrule._paths import Segment, split_path
-from chainrule.stateful._containers import List
-from chainrule.stateful._module import Module
+from chainrule.stateful._module import List, Module
 from chainrule.stateful._params import DynamicParam, Param, StaticParam
 from chainrule.stateful._random import RKG, RandomKeyGenerator
 from chainrule.stateful._snapshots import Snapshot
