@@ -167,9 +167,15 @@ def test_inside_jit_the_page_says_what_to_do():
 
 
 def test_errors_of_the_loop_arrive_and_end_the_server():
-    with pytest.raises(KeyboardInterrupt), chainrule.watch() as w:
-        w(cost=1.0)
-        raise KeyboardInterrupt
+    w = chainrule.watch()
+
+    def loop():
+        with w:
+            w(cost=1.0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        loop()
     assert w.url is None
 
 

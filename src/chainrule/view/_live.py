@@ -43,7 +43,9 @@ class LiveServer(ThreadingHTTPServer):
         port = self.server_address[1]
         self.url = f"http://127.0.0.1:{port}"
         self.hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
-        self._thread = threading.Thread(target=self.serve_forever, name="chainrule-watch", daemon=True)
+        self._thread = threading.Thread(
+            target=self.serve_forever, name="chainrule-watch", daemon=True
+        )
         self._thread.start()
 
     def read(self, write: Callable[[bytes], Any]) -> None:

@@ -260,10 +260,13 @@ class Watch:
                 seen = there
             if is_last:
                 break
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended.is_set() or self._count > seen)
+            self._wait_for_more(seen)
             self._ended.wait(_PAUSE_S)
         yield event("end", b"{}")
+
+    def _wait_for_more(self, seen: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended.is_set() or self._count > seen)
 
     def _show(self, url: str) -> bool:
         """Open a tab where there is a screen; else say on a terminal where the page is."""
