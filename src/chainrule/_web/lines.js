@@ -36,7 +36,7 @@ export function linesPlot(series, steps, { label = "", isLog = false, onPick } =
   });
   const cursor = svg("line", { class: "cursor", y1: PAD_TOP, y2: HIGH - PAD_BOTTOM });
   picture.append(cursor);
-  const readouts = series.map(() => h("output", { class: "readout-value" }));
+  const readouts = series.map(() => h("span", { class: "readout-value" }));
   const legend = h("ul", { class: "legend" }, series.map(({ name }, k) => h("li", {}, h("span", { class: `swatch series-${k % 8}`, "aria-hidden": "true" }), h("span", { class: "legend-name" }, name), readouts[k])));
   const mark = (index) => {
     for (const side of ["x1", "x2"]) cursor.setAttribute(side, x(index));

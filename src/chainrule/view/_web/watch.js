@@ -24,7 +24,7 @@ class Run {
     this.note = h("p", { class: "bad", role: "status" });
     this.slider = h("input", { type: "range", min: 0, max: 0, value: 0, "aria-label": "step", on: { input: () => this.go(Number(this.slider.value)) } });
     this.play = button("▶", () => this.toggle(), { "aria-label": "play" });
-    this.shown = h("output", { class: "step-number" });
+    this.shown = h("span", { class: "step-number" });
     this.log = h("input", { type: "checkbox", on: { change: () => { this.isLog = this.log.checked; this.draw(); } } });
     this.steady = h("input", { type: "checkbox", checked: true, on: { change: () => this.showFields() } });
     this.curves = h("section", { "aria-label": "cost and gradients" });
@@ -65,9 +65,12 @@ class Run {
   }
 
   toggle() {
-    if (this.timer) return this.stop();
-    if (this.at >= this.frames.length - 1) this.at = 0;
-    this.isFollowing = false;
+    if (!this.frames.length) return;
+    if (this.timer) {
+      this.stop();
+      return;
+    }
+    this.go(this.at < this.frames.length - 1 ? this.at : 0);
     this.play.textContent = "❚❚";
     this.play.setAttribute("aria-label", "pause");
     this.timer = setInterval(() => {
