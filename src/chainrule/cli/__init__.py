@@ -21,8 +21,10 @@ Modules, in reading order:
     _jobs       job list, show, logs, cancel
     _watch      top, dashboard
     _images     image build, run, list, ps, logs, stop
+    _catalogue  image push, search
     _slurm      deploy slurm
     _kubernetes deploy kubernetes
+    _monitoring deploy alerts, grafana
     _completion completion
     internal    what the tools of this project use
 """

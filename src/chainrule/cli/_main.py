@@ -150,6 +150,16 @@ GROUPS: dict[str, dict[str, Command]] = {
             "Serve an image, or make one call of it.",
             'chainrule image run scale:1.0 apply \'{"inputs": {"x": [1.0, 2.0]}}\'',
         ),
+        "image push": Command(
+            "_catalogue:add_push_arguments",
+            "Push an image, and describe it in the registry's catalogue.",
+            "chainrule image push registry.example/team/scale:1.0.0 --owner simulation",
+        ),
+        "search": Command(
+            "_catalogue:add_search_arguments",
+            "Find components in the catalogue of a registry.",
+            "chainrule search registry.example/team --input Float64 --endpoint jacobian",
+        ),
         "image list": Command(
             "_images:add_list_arguments", "List the images of components.", "chainrule image list"
         ),
@@ -175,6 +185,16 @@ GROUPS: dict[str, dict[str, Command]] = {
             "_kubernetes:add_arguments",
             "Write Kubernetes manifests that serve an image.",
             "chainrule deploy kubernetes registry.example/scale:1.0 --replicas 3 --output scale.yaml",
+        ),
+        "deploy alerts": Command(
+            "_monitoring:add_alert_arguments",
+            "Write alert rules for Prometheus.",
+            "chainrule deploy alerts > chainrule-alerts.yaml",
+        ),
+        "deploy grafana": Command(
+            "_monitoring:add_grafana_arguments",
+            "Write a dashboard for Grafana.",
+            "chainrule deploy grafana > chainrule-dashboard.json",
         ),
     },
 }

@@ -25,6 +25,7 @@ from chainrule.stateful._call import (
     decorator,
     keyword_of,
     tracking_self,
+    with_callees,
 )
 from chainrule.stateful._masks import TRAINABLE, Mask, nothing_selected, resolve_places
 from chainrule.stateful._values import is_inexact
@@ -273,6 +274,7 @@ def _at_point(
     tracked: Mapping[str, Any],
 ) -> Any:
     """`(value, derivative)`, or with an aux, of a transformation of JAX that is given a point."""
+    (fun,), tracked = with_callees((fun,), tracked)
     call = Call(tracked)
     selection = Selection(call, kwargs_mask)
     function = selection.with_aux(fun, has_aux)
