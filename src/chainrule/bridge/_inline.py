@@ -189,6 +189,8 @@ def _contract_jacobian(
     is_jvp, paths = request.name == "jvp", sides(site, request)
     blocks = site.target.derivative(JACOBIAN, inputs, *paths)
 
+    # (J v)_o = Σ_i J_oi v_i and (Jᵀ u)_i = Σ_o u_o J_oi, without conjugation: a block has the shape of the
+    # output, then that of the input.
     def term(path: str, other: str, along: Any) -> Any:
         if is_jvp:
             return jnp.tensordot(blocks[path][other], along, along.ndim)
@@ -199,7 +201,10 @@ def _contract_jacobian(
 
 
 def _transpose(site: Site, request: Request, inputs: Any, vectors: Slots) -> Mapping[str, Any]:
-    """A form linear in u, from one that is linear in v: Re⟨A v, u⟩ = Re⟨Aᵀ u, v⟩ for all unit vectors u."""
+    """A form linear in u, from one that is linear in v: Re⟨A v, u⟩ = Re⟨Aᵀ u, v⟩ for all unit vectors u.
+
+    Of a complex entry z = a + ib, the unit u = 1 gives a and u = -i gives b: Re(-i (a + ib)) = b.
+    """
     flipped = request.transposed()
     along = dict(zip(request.slots[0].paths(site), vectors[0], strict=True))
     types = request.result.types(site)

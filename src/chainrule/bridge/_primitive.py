@@ -456,6 +456,8 @@ def _multiply_jacobian(call: Call, operands: list[Any], mapped: list[bool], size
     matrix = _jacobian_matrix(call, primals, rows, columns)
     stacked = _stack_vectors(call, vectors, mapped[len(site.inputs) :], size)
     dtype = _common_dtype([matrix.dtype, stacked.dtype])
+    # For every example e and every vector b of the batch: y_o = Σ_i J_oi v_i, or x_i = Σ_o J_oi u_o, which is
+    # Jᵀ u without conjugation. (Complex numbers do not come here: see `_jacobian_pays`.)
     product = jnp.einsum(
         "eoi,bei->beo" if is_forward else "eoi,beo->bei",
         matrix.astype(dtype),

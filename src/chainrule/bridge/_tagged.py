@@ -190,6 +190,7 @@ def _zero_that_depends_on(inputs: Any) -> Any:
     leaves = [leaf for leaf in jax.tree.leaves(inputs) if hasattr(leaf, "dtype")]
     floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     total = sum((jnp.sum(jnp.real(leaf)).astype(float) for leaf in floats), jnp.zeros(()))
+    # Selected, not multiplied by zero: 0 · inf and 0 · nan would be nan, in the value and in its tangent.
     return jax.lax.select(np.False_, total, jnp.zeros_like(total))
 
 

@@ -407,7 +407,8 @@ class CustomVjp(_CustomDerivative):
             return (result, values), residuals
 
         def rule_backward(*args: Any) -> Any:
-            # The cotangents of written parameters are dropped: a rule speaks about the result only.
+            # The function is (args, values) -> (result, new values). A rule speaks about the result only: the
+            # cotangent of the new values is dropped, and that of all values (the last argument) is zero.
             *nondiff_and_residuals, (cotangent, _) = args
             cotangent = _each(SymbolicZero, _instantiated, cotangent)
             return (*bwd(*nondiff_and_residuals, cotangent), None)

@@ -160,6 +160,8 @@ class Program:
         program = Program(self._owner, inventory, arity, self.reads)
         program.donated = tuple(slots)
         program.kept = tuple(slot for slot in self.kept if slot not in program.donated)
+        # The flat function gets kept values, then donated ones. `order` is the inverse of that arrangement:
+        # its entry k is the place among them of slot k.
         order = sorted(range(len(self.kept)), key=[*program.kept, *slots].__getitem__)
 
         def flat(objects: _Objects, kept: list[Any], donated: list[Any], *args: Any) -> Any:
