@@ -6,7 +6,7 @@ allocate, files and addresses against `Grants`, nesting and counts against `Limi
 
     _dtypes        dtypes, shapes and the bytes of one array
     _limits        Limits, Grants, and the Budget of one body
-    _compression   single buffers, compressed
+    _compression   single buffers, and whole bodies, compressed
     _binrefs       arrays in files: references, reading, writing
     _arrays        one array as a JSON object
     _sparse        SparseArray
@@ -26,6 +26,7 @@ from chainrule._codec._bodies import (
     media_type_of,
     negotiate,
 )
+from chainrule._codec._compression import expand_body
 from chainrule._codec._dtypes import (
     DTYPE_NAMES,
     MASKED,
@@ -46,7 +47,6 @@ from chainrule._codec._limits import (
     TRUSTING_LIMITS,
     Grants,
     Limits,
-    expansion_too_large,
 )
 from chainrule._codec._sparse import SparseArray
 
@@ -75,7 +75,7 @@ __all__ = [
     "encode_array",
     "encode_body",
     "encode_frames",
-    "expansion_too_large",
+    "expand_body",
     "has_masked",
     "is_encoded_array",
     "media_type_of",

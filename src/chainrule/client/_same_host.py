@@ -24,7 +24,7 @@ from chainrule._same_host import (
     receive_message,
     send_message,
 )
-from chainrule.client._answers import Answer
+from chainrule.client._bodies import Answer
 from chainrule.client._connections import IdleConnections, LostConnectionError, Request
 
 # Bodies up to this size are as fast over HTTP.

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from chainrule._errors import InputError, StorageError, TransportError
 from chainrule._same_host import INLINE_BYTES, Segment, stored
+from chainrule.serve._logs import Output
 
 # Far above what a sensible caller says, far below what fits into one packet to a worker.
 _MAX_TEXT = 1024
@@ -17,24 +18,17 @@ class Watcher(Protocol):
 
     Attributes:
         timeout_s: how long it may run; `None` for no limit.
+        output: takes what the component prints.
     """
 
     timeout_s: float | None
+    output: Output
 
     async def on_start(self) -> None:
         """A worker has been found and is about to begin."""
 
     def on_progress(self, fraction: float, message: str) -> None:
         """The component said how far along it is."""
-
-    def open_log(self) -> int:
-        """A descriptor for what the component prints."""
-
-    def log_is_sent(self) -> None:
-        """The worker has the descriptor now."""
-
-    def write_log(self, chunk: bytes) -> None:
-        """The component said something, where there is no descriptor to write to."""
 
 
 @dataclass(frozen=True)
