@@ -25,7 +25,6 @@ from chainrule.cli import main
 from chainrule.deploy.kubernetes import (
     KubernetesDeployment,
     manifests,
-    pinned_image,
     to_yaml,
     write_folder,
 )
@@ -292,28 +291,6 @@ def test_a_folder_for_kustomize(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(Exception, match=r"Cannot write .*file"):
         write_folder(objects, tmp_path / "file")
-
-
-class FakeEngine:
-    """What an engine says of an image; real ones are used in `test_images.py`."""
-
-    def __init__(self, digests):
-        self.digests = digests
-
-    def run(self, arguments):
-        assert arguments[:2] == ["image", "inspect"]
-        missing = self.digests is None
-        return subprocess.CompletedProcess(arguments, int(missing), json.dumps(self.digests), "")
-
-
-def test_an_image_is_named_by_its_digest():
-    here = [f"other.example/heat@{DIGEST}", f"registry.example:5000/team/heat@{DIGEST}"]
-    assert pinned_image("registry.example:5000/team/heat:1.0", FakeEngine(here)) == IMAGE
-    assert pinned_image(IMAGE, FakeEngine(None)) == IMAGE
-    for known in (None, [], here[:1]):
-        with pytest.raises(InputError, match=r"image build --tag .* --push") as raised:
-            pinned_image("registry.example:5000/team/heat:1.0", FakeEngine(known))
-        assert raised.value.code == "image_not_pinned"
 
 
 def run(capsys, *arguments):

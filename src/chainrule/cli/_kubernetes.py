@@ -9,7 +9,7 @@ from typing import Any
 
 from chainrule._errors import InputError, StorageError
 from chainrule.cli._output import write_result
-from chainrule.deploy.images import find_engine, plan_build
+from chainrule.deploy.images import plan_build
 from chainrule.deploy.kubernetes import (
     KubernetesDeployment,
     manifests,
@@ -66,12 +66,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--allow-tag",
         action="store_true",
-        help="Write a tag where the digest of the image is not known",
-    )
-    parser.add_argument(
-        "--engine",
-        metavar="ENGINE",
-        help="Ask podman or docker for the digest (default: the one that is installed)",
+        help="Write the tag, which may move, and do not ask the registry for the digest",
     )
     parser.add_argument(
         "--output",
@@ -140,7 +135,7 @@ def _deployment(options: Namespace) -> KubernetesDeployment:
     given |= {name: tuple(given[name]) for name in ("allow_from", "allow_to") if name in given}
     given["env"] = dict(_variable(entry) for entry in options.env)
     reference, facts = _image(options)
-    image = reference if options.allow_tag else pinned_image(reference, find_engine(options.engine))
+    image = reference if options.allow_tag else pinned_image(reference)
     return KubernetesDeployment(
         **{**facts, **given, "image": image, "serve_arguments": tuple(options.serve)}
     )

@@ -39,7 +39,8 @@ class InterfaceField:
         accepts: its type, in words.
         required: whether a caller has to give it.
         shape: of an array; `None` for a size that is open, and for any rank.
-        dtypes: names of the dtypes that an array may have.
+        dtype: name of the declared dtype of an array, such as `float64`; empty where it is not named.
+        dtypes: names of the dtypes that an array may have; an input may have those that are cast.
         differentiable: whether an array is.
         is_array: whether it is an array.
     """
@@ -47,6 +48,7 @@ class InterfaceField:
     accepts: str
     required: bool
     shape: tuple[int | None, ...] | None = None
+    dtype: str = ""
     dtypes: frozenset[str] = frozenset()
     differentiable: bool = False
     is_array: bool = False
@@ -183,10 +185,12 @@ def _array_field(schema: Json, required: bool) -> InterfaceField:
     properties = schema["properties"]
     dtype = properties["dtype"]
     dtypes = frozenset(dtype.get("enum", [dtype.get("const")]))
+    name = schema["title"].split("__")[2] if "title" in schema else ""
     return InterfaceField(
-        f"an array of {schema['title'].split('__')[2]}" if "title" in schema else "an array",
+        f"an array of {name}" if name else "an array",
         required,
         _array_shape(properties["shape"]),
+        name,
         dtypes,
         "DIFFERENTIABLE" in schema["array_flags"],
         True,

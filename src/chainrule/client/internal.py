@@ -4,6 +4,7 @@ Answer               status, media type and body of an answer
 Change               one difference between two interfaces
 Caller               what makes calls: base class of transports and of replicas
 HttpTransport        the transport to a server
+InterfaceField       one field of an interface
 Server               a server's status and its jobs
 SubprocessTransport  the transport to a process of its own
 compare_interfaces   what a newer interface of a component changes for callers
@@ -12,7 +13,12 @@ read_interface       the fields of one side of an interface, by path
 """
 
 from chainrule.client._bodies import Answer, read_answer
-from chainrule.client._compatibility import Change, compare_interfaces, read_interface
+from chainrule.client._compatibility import (
+    Change,
+    InterfaceField,
+    compare_interfaces,
+    read_interface,
+)
 from chainrule.client._http import HttpTransport
 from chainrule.client._server import Server
 from chainrule.client._subprocess import SubprocessTransport
@@ -23,6 +29,7 @@ __all__ = [
     "Caller",
     "Change",
     "HttpTransport",
+    "InterfaceField",
     "Server",
     "SubprocessTransport",
     "compare_interfaces",

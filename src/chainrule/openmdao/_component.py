@@ -16,9 +16,9 @@ import numpy as np
 import openmdao.api as om
 from openmdao.utils.units import valid_units
 
+from chainrule._device import own_copy
 from chainrule._endpoints import JACOBIAN, JVP, VJP
 from chainrule._errors import CapabilityError, ComponentError, InputError
-from chainrule._own_arrays import own_copy
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
 from chainrule.runtime.internal import Document, Leaf

@@ -5,8 +5,8 @@ manifests              its objects, as `kubectl apply` takes them
 to_yaml, write_folder  the objects as one YAML file, or as a folder for `kubectl apply -k`
 pinned_image           the reference of an image by its digest
 
-Nothing here talks to a cluster, and no manifest contains a secret: tokens, keys and passwords are named, and
-the cluster holds them.
+Nothing here talks to a cluster; a registry is asked for the digest of an image. No manifest contains a
+secret: tokens, keys and passwords are named, and the cluster holds them.
 
 Modules, in reading order:
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from chainrule._errors import InputError, StorageError
-from chainrule.deploy.images import Engine
+from chainrule._errors import StorageError
+from chainrule.deploy._registry import Reference, Registry
 
 _NOT_TEXT = {"yes", "no", "on", "off", "true", "false", "null"}
 
@@ -96,28 +95,17 @@ def write_folder(objects: Iterable[Mapping[str, Any]], folder: str | Path) -> li
     return [folder / name for name in contents]
 
 
-def pinned_image(reference: str, engine: Engine) -> str:
-    """The reference of an image by its digest, as the registry knows it.
+def pinned_image(reference: str) -> str:
+    """The reference of an image by its digest, which its registry is asked for.
 
     Args:
-        reference: name of an image that was pushed from this machine, or pulled.
-        engine: the engine that has the image.
+        reference: name of an image in a registry.
 
     Raises:
-        InputError: the engine does not have it, or knows no digest of it in that registry
-            (`image_not_pinned`).
+        CapabilityError: the registry does not have it, or refuses (`not_in_registry`, `registry_denied`).
+        TransportError: the registry cannot be reached (`unreachable`).
     """
     if "@sha256:" in reference:
         return reference
-    repository = re.sub(r":[\w.-]+$", "", reference)
-    found = engine.run(["image", "inspect", "--format", "{{json .RepoDigests}}", reference])
-    digests = json.loads(found.stdout or "null") or [] if found.returncode == 0 else []
-    for digest in digests:
-        if digest.rpartition("@")[0].removeprefix("docker.io/library/") == repository:
-            return digest
-    raise InputError(
-        f"{reference!r} has no digest here that a cluster could pull: push it first (`chainrule image build "
-        f"--tag {reference} --push`), or write {repository}@sha256:…. `--allow-tag` writes the tag as it "
-        "is; what runs then changes when the tag moves.",
-        code="image_not_pinned",
-    )
+    parsed = Reference.parse(reference)
+    return f"{parsed.name}@{Registry(parsed.host).digest(parsed)}"
