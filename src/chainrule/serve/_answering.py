@@ -142,8 +142,8 @@ class Answerer:
             replies = [self._reply(call) for call in calls]
         return Reply(200, "application/octet-stream", pack_replies(replies))
 
-    def _encoded(self, call: Call, result: Any) -> Reply:
-        form, run = self._form(call), Run(self._config)
+    def _encoded(self, call: Call, result: Any, run: Run | None = None) -> Reply:
+        form, run = self._form(call), run or Run(self._config)
         pieces = encode_result(result, form, self._config, lambda: run.folder.name)
         return Reply(200, form.media_type, pieces)
 
@@ -151,12 +151,10 @@ class Answerer:
         try:
             return self._answer(call)
         except ChainruleError as error:
-            if isinstance(
-                error, ComponentError
-            ):  # the author's log; callers' mistakes are not in it
+            if isinstance(error, ComponentError):  # callers' mistakes are not in the author's log
                 _log.error("%s", error.message, exc_info=error if self._config.debug else None)
             return problem_reply(error, debug=self._config.debug)
-        except (Exception, RecursionError) as error:
+        except Exception as error:
             _log.exception("%s failed outside of the component", call.endpoint)
             hidden = ComponentError(
                 f"The server failed on this request ({type(error).__name__}).",
@@ -166,18 +164,15 @@ class Answerer:
             return problem_reply(hidden, debug=self._config.debug)
         except Cancelled:
             raise
-        except (
-            BaseException
-        ) as error:  # such as a KeyboardInterrupt: Ctrl-C is not for this process
+        # Such as a KeyboardInterrupt: Ctrl-C is not for this process.
+        except BaseException as error:
             return problem_reply(failure_of(call.endpoint, error), debug=self._config.debug)
 
     def _answer(self, call: Call) -> Reply:
-        form = self._form(call)
+        self._form(call)  # what cannot be answered is not computed
         run = Run(self._config, run_id=call.run_id)
         result = self.compute(call.endpoint, self._payload(call), run)
-        return Reply(
-            200, form.media_type, encode_result(result, form, self._config, lambda: run.folder.name)
-        )
+        return self._encoded(call, result, run)
 
     def _form(self, call: Call) -> Negotiated:
         form = negotiate(

@@ -18,11 +18,13 @@ class Watcher(Protocol):
 
     Attributes:
         timeout_s: how long it may run; `None` for no limit.
-        output: takes what the component prints.
     """
 
     timeout_s: float | None
-    output: Output
+
+    @property
+    def output(self) -> Output:
+        """Takes what the component prints."""
 
     async def on_start(self) -> None:
         """A worker has been found and is about to begin."""
