@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 
 from chainrule._codec import dtype_from_name
-from chainrule._trees import dtype_name
 
 
 def is_on_device(value: Any) -> bool:
@@ -53,7 +52,13 @@ def to_host(value: Any) -> Any:
 
 def dtype_of(array: Any) -> np.dtype[Any]:
     """The dtype of an array, in NumPy's terms."""
-    return dtype_from_name(dtype_name(array))
+    return array.dtype if isinstance(array.dtype, np.dtype) else _numpy_dtype(array.dtype)
+
+
+@cache
+def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """The dtype of NumPy for one of torch."""
+    return dtype_from_name(str(dtype).removeprefix("torch."))
 
 
 def broadcast_to(array: Any, shape: tuple[int, ...]) -> Any:
@@ -219,11 +224,22 @@ class _TorchLibrary(DeviceLibrary):
         if current is None:
             yield
             return
-        default.wait_stream(current)
+        event = (
+            self._event_of_thread()
+        )  # to wait for an event is to wait for what was recorded last
+        event.record(current)
+        event.wait(default)
         try:
             yield
         finally:
-            current.wait_stream(default)
+            event.record(default)
+            event.wait(current)
+
+    def _event_of_thread(self) -> Any:
+        event = getattr(self._of_thread, "event", None)
+        if event is None:
+            event = self._of_thread.event = self._torch.cuda.Event()
+        return event
 
     @cached_property
     def _default(self) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -43,7 +43,7 @@ from chainrule._progress import unheard
 from chainrule._trees import dtype_name, flatten_with_paths, get_at_path, is_arraylike
 from chainrule.runtime._component._definition import check_signature, takes_argument
 from chainrule.runtime._component._failures import call_author
-from chainrule.runtime._component._handlers import Payload, check_fields
+from chainrule.runtime._component._handlers import Payload, Reading, check_fields
 from chainrule.runtime._component._schemas import Context, Schemas, to_plain
 from chainrule.runtime._derivatives._derive import batch_length, batched_product
 from chainrule.runtime._schema import ArraySpec, build_validator
@@ -76,14 +76,7 @@ class Derivative:
     def __call__(self, payload: Payload, context: Context) -> Any:
         """The derivative as a plain tree keyed by paths."""
         kind, schemas = self.kind, self.schemas
-        check_fields(payload, kind.required_names, kind.endpoint, kind.optional_names)
-        inputs = schemas.read_inputs(payload["inputs"], kind.endpoint, context)
-        blocks = self._blocks(inputs, payload, context)
-        arguments: dict[str, Any] = {
-            "inputs": inputs,
-            kind.inputs_argument: set(blocks.inputs),
-            kind.outputs_argument: set(blocks.outputs),
-        }
+        blocks, arguments = self._read_inputs(payload, context)
         if read_batched(kind, payload):
             return self._batch(blocks, arguments, payload, context)
         arguments |= self._read_vectors(blocks, payload, context)
@@ -94,6 +87,24 @@ class Derivative:
         # The outputs are here: the cotangent that was given has to have their shapes.
         read_vectors(kind, blocks.with_outputs(_array_shapes(value).get), payload, context)
         return {"outputs": value, "gradient": read_derivative(kind, blocks, gradient)}
+
+    def read(self, payload: Payload, context: Context) -> Reading:
+        """The request, validated; not for batches of vectors, and not for a value with its derivative."""
+        blocks, arguments = self._read_inputs(payload, context)
+        arguments |= self._read_vectors(blocks, payload, context)
+        return Reading((), arguments, partial(self._read_result, blocks, payload))
+
+    def _read_inputs(self, payload: Payload, context: Context) -> tuple[Blocks, dict[str, Any]]:
+        kind = self.kind
+        check_fields(payload, kind.required_names, kind.endpoint, kind.optional_names)
+        inputs = self.schemas.read_inputs(payload["inputs"], kind.endpoint, context)
+        blocks = self._blocks(inputs, payload, context)
+        arguments: dict[str, Any] = {
+            "inputs": inputs,
+            kind.inputs_argument: set(blocks.inputs),
+            kind.outputs_argument: set(blocks.outputs),
+        }
+        return blocks, arguments
 
     def _call(self, blocks: Blocks, arguments: dict[str, Any]) -> Any:
         try:

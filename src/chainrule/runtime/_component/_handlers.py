@@ -1,6 +1,8 @@
 """Handlers: one for each endpoint of a component. A payload in, the author's function, a plain tree out.
 
 Each handler validates once on the way in and once on the way out. Derivatives have a file of their own.
+A call is `read`, the author's function, and `finish`; compiled programs on a GPU read once for many calls
+(`_prepared`).
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from pydantic import BaseModel
 
@@ -20,6 +22,20 @@ from chainrule.runtime._component._failures import call_author
 from chainrule.runtime._component._schemas import Context, Schemas, to_plain
 
 Payload = Mapping[str, Any]
+
+
+class Reading(NamedTuple):
+    """A validated request.
+
+    Attributes:
+        positional: the arguments of the author's function that are given by position.
+        named: those that are given by name.
+        finish: validates what the function returned, and makes a plain tree of it.
+    """
+
+    positional: tuple[Any, ...]
+    named: Mapping[str, Any]
+    finish: Callable[[Any], Any]
 
 
 class Handler(Protocol):
@@ -71,14 +87,25 @@ class Evaluation:
     note: Callable[[Any, Any], None] | None = None
     can_batch: ClassVar[bool] = False
 
-    def __call__(self, payload: Payload, context: Context) -> Any:
-        """The outputs as a plain tree."""
+    def read(self, payload: Payload, context: Context) -> Reading:
+        """The request, validated."""
         check_fields(payload, ("inputs",), self.name)
         inputs = self.read_inputs(payload["inputs"], self.name, context)
+
+        def finish(result: Any) -> Any:
+            # Sizes that a result gives to names of dimensions are not those of the next one.
+            own = {**context, "dims": dict(context["dims"])}
+            return to_plain(self.read_outputs(result, self.name, own))
+
+        return Reading((inputs,), {}, finish)
+
+    def __call__(self, payload: Payload, context: Context) -> Any:
+        """The outputs as a plain tree."""
+        reading = self.read(payload, context)
+        (inputs,) = reading.positional
         # Made before the call: the author's code may change its inputs.
         abstract = None if self.note is None else to_abstract(to_plain(inputs))
-        result = call_author(self.function, self.name, inputs)
-        outputs = to_plain(self.read_outputs(result, self.name, context))
+        outputs = reading.finish(call_author(self.function, self.name, inputs))
         if self.note is not None:
             self.note(abstract, outputs)
         return outputs

@@ -25,6 +25,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -52,6 +53,7 @@ _WITHOUT_ARRAYS = (
 )  # fmt: skip
 _CONTAINERS = (list, tuple, dict, set, frozenset, Union, UnionType, Sequence, Mapping)
 _EARLY_VALIDATORS = (BeforeValidator, PlainValidator, WrapValidator)
+_VALIDATORS = (*_EARLY_VALIDATORS, AfterValidator)
 
 
 def array_spec(annotation: Any) -> ArraySpec | None:
@@ -240,6 +242,34 @@ def shows_caller(model: type[BaseModel]) -> bool:
             or any(isinstance(entry, _EARLY_VALIDATORS) for entry in info.metadata)
             for info in model.model_fields.values()
         )
+    )
+
+
+def is_known_by_types(model: type[BaseModel]) -> bool:
+    """Whether a value that has the types of a valid one is valid: no validator of the author's is asked."""
+    decorators = model.__pydantic_decorators__
+    return not (
+        shows_caller(model)
+        or decorators.field_validators
+        or decorators.model_validators
+        or any(
+            _has_validator(info.annotation, info.metadata) for info in model.model_fields.values()
+        )
+    )
+
+
+def _has_validator(annotation: Any, metadata: Sequence[Any] = ()) -> bool:
+    if array_spec(annotation) is not None:
+        return any(isinstance(entry, _VALIDATORS) for entry in metadata)
+    if is_model_class(annotation):
+        return not is_known_by_types(annotation)
+    if isinstance(annotation, TypeAliasType):
+        return _has_validator(annotation.__value__)
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        return _has_validator(inner, metadata)
+    return any(isinstance(entry, _VALIDATORS) for entry in metadata) or any(
+        map(_has_validator, get_args(annotation))
     )
 
 

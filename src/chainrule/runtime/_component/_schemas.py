@@ -31,6 +31,7 @@ from chainrule.runtime._component._models import (
     abstract_model,
     apply_model,
     array_spec,
+    is_known_by_types,
     is_model,
     is_model_class,
     shows_caller,
@@ -87,6 +88,11 @@ class Schemas:
             "inputs": differentiable_leaves(self.input_schema),
             "outputs": differentiable_leaves(self.output_schema),
         }
+
+    @cached_property
+    def are_known_by_types(self) -> bool:
+        """Whether inputs and outputs of the types of valid ones are valid: no author's validator is asked."""
+        return is_known_by_types(self.input_schema) and is_known_by_types(self.output_schema)
 
     @cached_property
     def _shows_caller(self) -> bool:
