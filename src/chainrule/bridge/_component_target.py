@@ -161,7 +161,7 @@ class ComponentTarget(Target):
         output_paths: Sequence[str],
         vectors: Sequence[Mapping[str, Any]],
         arrays: Sequence[Any],
-    ) -> Callable[[Sequence[Any]], Any] | None:
+    ) -> Callable[[Sequence[Any]], tuple[Any, bool]] | None:
         """Let a component in this process validate the request once."""
         if not isinstance(self._component, LocalComponent):
             return None
@@ -169,7 +169,14 @@ class ComponentTarget(Target):
             return self._component.prepare("apply", {"inputs": inputs}, arrays)
         arguments, spelled = self._write(kind, inputs, input_paths, output_paths, vectors)
         prepared = self._component.prepare(kind.endpoint, arguments, arrays)
-        return None if prepared is None else lambda others: _rename(prepared(others), spelled)
+        if prepared is None:
+            return None
+
+        def call(others: Sequence[Any]) -> tuple[Any, bool]:
+            answer, is_known = prepared(others)
+            return _rename(answer, spelled), is_known
+
+        return call
 
     def _write(
         self,

@@ -160,8 +160,10 @@ class Target(ABC):
         output_paths: Sequence[str],
         vectors: Sequence[Mapping[str, Any]],
         arrays: Sequence[Any],
-    ) -> Callable[[Sequence[Any]], Any] | None:
+    ) -> Callable[[Sequence[Any]], tuple[Any, bool]] | None:
         """A request on a GPU, validated once to be answered for other arrays; `None` where that cannot be.
+
+        The answer comes with whether its types are those of the first answer.
 
         Args:
             kind: as of `derivative`; `None` for `apply`.

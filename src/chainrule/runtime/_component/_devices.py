@@ -121,14 +121,18 @@ class OnDevice:
     Args:
         function: the author's.
         place: the GPU.
+        takes_trees: whether it takes plain trees in place of models.
 
     Attributes:
         holds: whether an array is on the GPU in the form in which the function takes it.
         own: an array of a caller as the author gets it.
     """
 
-    def __init__(self, function: Callable[..., Any], place: Place) -> None:
+    def __init__(
+        self, function: Callable[..., Any], place: Place, *, takes_trees: bool = False
+    ) -> None:
         functools.update_wrapper(self, function)
+        self.takes_trees = takes_trees
         self._function = function
         self._place = place
         self.holds = place.holds_for_author
@@ -156,8 +160,12 @@ class OnDevice:
 
     def run(self, *inputs: Any, **arguments: Any) -> Any:
         """Call the function with arrays that are on the GPU already; what comes back is as it is."""
-        with self._place.library.ordering_default_stream():
+        library = self._place.library
+        library.let_default_stream_wait()
+        try:
             return self._function(*inputs, **arguments)
+        finally:  # also of work that has failed: it may still read what is XLA's
+            library.wait_for_default_stream()
 
     def bring_back(self, result: Any, *, stays: bool = True) -> Any:
         """The result of `run` with arrays of the library on the GPU, or with arrays of the host."""
@@ -178,9 +186,18 @@ def _has_numbers(leaf: Any) -> bool:
 
 
 def on_device(
-    implementations: Mapping[str, Implementation], place: Place | None
+    implementations: Mapping[str, Implementation],
+    place: Place | None,
+    *,
+    takes_trees: bool = False,
 ) -> Mapping[str, Implementation]:
-    """The same implementations with arrays on the GPU; shapes have no place."""
+    """The same implementations with arrays on the GPU; shapes have no place.
+
+    Args:
+        implementations: by endpoint.
+        place: the GPU, if it is one.
+        takes_trees: as of `OnDevice`.
+    """
     if place is None:
         return implementations
     return {
@@ -188,7 +205,7 @@ def on_device(
         if name == "abstract_eval"
         else replace(
             each,
-            function=OnDevice(each.function, place),
+            function=OnDevice(each.function, place, takes_trees=takes_trees),
             capability=replace(each.capability, on_device=True),
         )
         for name, each in implementations.items()

@@ -281,7 +281,7 @@ class LocalComponent(EndpointMethods):
 
     def prepare(
         self, endpoint: str, payload: Mapping[str, Any], arrays: Sequence[Any]
-    ) -> Callable[[Sequence[Any]], Any] | None:
+    ) -> Callable[[Sequence[Any]], tuple[Any, bool]] | None:
         """Validate a request once, and answer it for other arrays on a GPU of the same types.
 
         Args:
@@ -290,9 +290,9 @@ class LocalComponent(EndpointMethods):
             arrays: those of the payload, all of them on the GPU.
 
         Returns:
-            What takes arrays in the same order and returns what `call` does with `copy_results=False`; `None`
-            where something has to be looked at in each call: validators of the author, sizes that depend on
-            values, what is to be observed.
+            What takes arrays in the same order and returns what `call` does with `copy_results=False`, and
+            whether its types are those of the first result; `None` where something has to be looked at in
+            each call: validators of the author, sizes that depend on values, what is to be observed.
 
         Raises:
             InputError: the request is at fault.
@@ -313,7 +313,7 @@ class LocalComponent(EndpointMethods):
         if prepared is None:
             return None
 
-        def call(others: Sequence[Any]) -> Any:
+        def call(others: Sequence[Any]) -> tuple[Any, bool]:
             with activate(Run(self.config)):
                 return prepared(others)
 

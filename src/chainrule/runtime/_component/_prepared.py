@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from chainrule._trees import is_arraylike, map_leaves
@@ -20,7 +21,7 @@ from chainrule.runtime._component._devices import OnDevice
 from chainrule.runtime._component._failures import call_author
 from chainrule.runtime._component._handlers import Evaluation, Handler, Payload, Reading
 from chainrule.runtime._component._precision import InDoublePrecision, double_precision
-from chainrule.runtime._component._schemas import Context
+from chainrule.runtime._component._schemas import Context, to_plain
 
 
 @dataclass(frozen=True)
@@ -53,22 +54,24 @@ class PreparedCall:
         self._precision = precision
         self._types: dict[str, tuple[Any, Any]] | None = None
 
-    def __call__(self, arrays: Sequence[Any]) -> Any:
-        """The result for some arrays: a plain tree, whose arrays may be the author's."""
+    def __call__(self, arrays: Sequence[Any]) -> tuple[Any, bool]:
+        """The result for some arrays, and whether its types are those of the first call."""
         own = self._function.own
-        reading = _map_arguments(
-            lambda leaf: own(arrays[leaf.number]) if type(leaf) is _Slot else leaf, self._reading
-        )
+
+        def place(leaf: Any) -> Any:
+            return own(arrays[leaf.number]) if type(leaf) is _Slot else leaf
+
+        reading = _map_arguments(partial(map_leaves, place), self._reading)
         with self._precision():
             result = call_author(
                 self._function.run, self._endpoint, *reading.positional, **reading.named
             )
         if self._types is not None and self._types_of(result) == self._types:
-            return result
+            return result, True
         checked = reading.finish(self._function.bring_back(result))
         if self._types is None:
             self._types = self._types_of(checked)
-        return checked
+        return checked, False
 
     def _types_of(self, result: Any) -> dict[str, tuple[Any, Any]] | None:
         """The types of a result that is a dictionary of arrays on the GPU; `None` for any other."""
@@ -107,6 +110,8 @@ def prepare(
     if not is_plain or not all(map(function.holds, arrays)):
         return None
     reading = handler.read(payload, context)
+    if function.takes_trees:  # which are made anew in less time than models
+        reading = _map_arguments(to_plain, reading)
     numbers = {id(array): number for number, array in enumerate(arrays)}
     others = []
 
@@ -117,18 +122,18 @@ def prepare(
             return leaf
         return _Slot(number)
 
-    marked = _map_arguments(mark, reading)
+    marked = _map_arguments(partial(map_leaves, mark), reading)
     if numbers or any(map(is_arraylike, others)):
         return None
     return PreparedCall(endpoint, function, marked, precision)
 
 
 def _map_arguments(function: Callable[[Any], Any], reading: Reading) -> Reading:
-    """The arguments with a function applied to their leaves; sets of paths stay."""
+    """The request with a function applied to its arguments; sets of paths stay."""
     return Reading(
-        tuple(map_leaves(function, each) for each in reading.positional),
+        tuple(map(function, reading.positional)),
         {
-            name: each if isinstance(each, set) else map_leaves(function, each)
+            name: each if isinstance(each, set) else function(each)
             for name, each in reading.named.items()
         },
         reading.finish,
