@@ -100,7 +100,7 @@ def _many_rows() -> list[Row]:
 
 
 def run() -> list[Row]:
-    keep_freed_memory()  # as our server processes do, see serve/_process.py
+    keep_freed_memory()  # as our server processes do, see with_memory_settings
     array = np.random.default_rng(0).random(_COUNT)
     return _frames_rows(array) + _base64_rows(array) + _many_rows()
 

@@ -1,36 +1,48 @@
-"""Arrays in the memory of a GPU, as torch and CuPy hold them.
+"""Arrays of NumPy, torch and CuPy, on the host and in the memory of a GPU.
 
     is_on_device(value)     whether a value is an array in the memory of a GPU
     to_host(value)          the same numbers as a NumPy array
     dtype_of, cast, broadcast_to, fill
                             the same for arrays on the host and on a device
     same_numbers(a, b)      whether two arrays on a GPU are equal
+    own_copy(tree)          the same nested data with a copy of every array
     library_for(framework), loaded_library()
                             what makes, copies and orders such arrays: torch or CuPy
+
+Copies: the caller and the author of a component never share memory. An author gets copies of what the caller
+passed, and the caller gets copies of what the author returned. Both may then keep, overwrite and share their
+arrays, and the other never sees a change. An array is copied once, where it crosses from one to the other:
+inputs while they are validated (`runtime._schema._validation`), results at the end of `LocalComponent.call`.
+Code that calls an author's function several times with the same inputs (`runtime._derivatives`) makes a copy
+for every call.
 
 Streams: a GPU runs what is put on one stream in order, and different streams at the same time. `running_on`
 lets code run on the stream of XLA, behind what makes its operands and before what reads its results. Code
 that uses CUDA's default stream instead, or a stream that waits for it (as those of CuPy and of CUDA's runtime
 do unless told otherwise), is ordered by two events (`let_default_stream_wait`, `wait_for_default_stream`).
-Streams that do not wait
-for the default stream (those of `torch.cuda.Stream`) are ordered by their owner, with `wait_stream`, as torch
-documents it.
+Streams that do not wait for the default stream (those of `torch.cuda.Stream`) are ordered by their owner,
+with `wait_stream`, as torch documents it.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from chainrule._codec import dtype_from_name
+from chainrule._trees import map_leaves
+
+_IMMUTABLE = (str, bytes, int, float, complex, type(None), np.generic)
 
 
 def is_on_device(value: Any) -> bool:
@@ -102,6 +114,43 @@ def tensor_of(value: Any) -> Any:
     if own.dtype.name != "bfloat16":
         return torch.as_tensor(own)
     return torch.as_tensor(own.view(np.int16)).view(torch.bfloat16)
+
+
+def own_copy(tree: Any) -> Any:
+    """The same tree with a writable copy of every array of NumPy, torch or a GPU in it.
+
+    Dictionaries, lists, tuples, models and dataclasses are rebuilt; other objects are shared.
+    """
+    return map_leaves(_own_copy_of_leaf, tree)
+
+
+def _own_copy_of_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, _IMMUTABLE):
+        return leaf
+    if is_dataclass(leaf) and not isinstance(leaf, type):
+        twin = copy.copy(leaf)
+        for field in fields(leaf):
+            # Past `__setattr__`, which frozen classes forbid.
+            object.__setattr__(twin, field.name, own_copy(getattr(leaf, field.name)))
+        return twin
+    return own_copy_of_array(leaf)
+
+
+def own_copy_of_array(leaf: Any) -> Any:
+    """A copy of an array whose memory can be written to; any other value itself."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    # `clone` is torch's, on every device. CuPy and other arrays of a GPU have `copy`.
+    if is_tensor(leaf):
+        return leaf.clone()
+    if is_on_device(leaf) and hasattr(leaf, "copy"):
+        return leaf.copy()
+    return leaf
+
+
+def has_cuda_array_interface(value: Any) -> bool:
+    """Whether a value describes device memory; component files import it from the peer's `cuda.ipc`."""
+    return hasattr(value, "__cuda_array_interface__")
 
 
 def _as_numpy(tensor: Any) -> Any:

@@ -24,7 +24,9 @@ from pydantic import TypeAdapter
 
 from chainrule.client import Component
 from chainrule.compat import tesseract_core as tc
+from chainrule.deploy.catalogue import Catalogue, Query, push_image
 from chainrule.deploy.images import build_image, find_engine, list_containers, plan_build
+from chainrule.deploy.kubernetes import pinned_image
 from chainrule.errors import CapabilityError, DefinitionError, InputError, TransportError
 from chainrule.runtime import ComponentConfig, load_component
 from chainrule.runtime.experimental import ComponentReference
@@ -317,6 +319,18 @@ def test_images_go_to_a_registry_and_come_back(engine, square, folders, registry
     with pytest.raises(CapabilityError, match="--base") as caught:
         build_image(plan_build(folders / "square", base=f"{registry}/library/python:3.12-slim"))
     assert caught.value.code == "base_missing"
+
+
+def test_an_image_is_pushed_with_its_interface(engine, square, registry):
+    name = f"{registry}/shelf/square:1.2.0"
+    engine.ask("tag", square.tags[0], name)
+    pushed = push_image(name, owner="geometry", engine=engine)
+    assert pushed.was_pushed
+    assert pushed.entry.image == pinned_image(name)
+    (found,) = Catalogue(f"{registry}/shelf").search(Query(inputs=("x",), text="geometry"))
+    assert found == pushed.entry
+    assert not push_image(name, engine=engine).was_pushed
+    engine.ask("rmi", name)
 
 
 def test_a_numpy_component_answers_from_its_image(engine, image, tmp_path):

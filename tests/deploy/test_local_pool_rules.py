@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 from chainrule.client import Ticket
 from chainrule.deploy._pool import (
+    SPARE_LAST_S,
+    Assignment,
     Autoscaler,
+    Call,
     Dispatcher,
     ForwardPasses,
+    Place,
     PoolTransport,
     Replica,
     ReplicaLostError,
     Slot,
-    _dispatch,
     fingerprint,
 )
 from chainrule.errors import DefinitionError, InputError, TransportError
@@ -190,20 +193,64 @@ def test_a_suspect_leaves_the_last_replica_to_others():
     assert len(found) == 1
 
 
-def test_a_suspect_does_not_wait_for_ever(monkeypatch):
+def places(count, **settings):
+    """An assignment of so many replicas that are up, at the time 0, and what it tells."""
+    told = []
+    assignment = Assignment(**{"depth": 1, "now": 0.0, "on_given": told.append} | settings)
+    found = [Place(str(number)) for number in range(count)]
+    for place in found:
+        assignment.add(place)
+        assignment.mark_up(place, 0.0)
+    return assignment, found, told
+
+
+def test_a_suspect_does_not_wait_for_ever():
     """The other replica never comes up: after a time the suspect may have the last one."""
-    monkeypatch.setattr(_dispatch, "_SPARE_LAST_S", 0.01)
-    dispatcher = Dispatcher(depth=1, patience_s=HANG_S)
-    a, b = Slot(FakeReplica("a")), Slot(FakeReplica("b"))
-    dispatcher.add(a)
-    dispatcher.add(b)
-    dispatcher.mark_up(a)
-    with dispatcher.lease(alone=True, ticket=Ticket()) as slot:
-        assert slot is a
-    dispatcher.remove(b)  # and of a pool of one it has the only one at once
-    monkeypatch.setattr(_dispatch, "_SPARE_LAST_S", HANG_S)
-    with dispatcher.lease(alone=True, ticket=Ticket()) as slot:
-        assert slot is a
+    assignment, (a,), told = places(1)
+    b = Place("b")
+    assignment.add(b)
+    suspect = Call(alone=True)
+    assert assignment.arrive(suspect, 0.0) is None
+    assignment.pass_time(0.99 * SPARE_LAST_S)
+    assert suspect.place is None
+    assignment.pass_time(SPARE_LAST_S)
+    assert told == [suspect]
+    assert suspect.place is a
+    assignment.release(suspect, SPARE_LAST_S)
+    assignment.remove(b, SPARE_LAST_S)  # and of a pool of one it has the only one at once
+    assert assignment.arrive(Call(alone=True), SPARE_LAST_S) is a
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_ten_thousand_replicas_in_virtual_time(depth):
+    """Calls come faster than they are answered: the queue is first in, first out, and no replica idles."""
+    assignment, found, told = places(10_000, depth=depth)
+    room = depth * len(found)
+    calls = [Call() for _ in range(room + 500)]
+    for number, call in enumerate(calls):
+        assignment.arrive(call, float(number))
+    assert {place.in_flight for place in found} == {depth}
+    assert assignment.waiting == set(calls[room:])
+    for number, over in enumerate(calls[:500]):
+        told.clear()
+        assignment.release(over, float(len(calls) + number))
+        assert told == [calls[room + number]], "one call is told, the one that waited longest"
+        assert told[0].place is over.place
+    assert (len(assignment.waiting), assignment.in_flight) == (0, room)
+
+
+def test_calls_for_a_replica_that_dies_keep_their_order():
+    assignment, (a, b), told = places(2)
+    first = [Call("0"), Call("1")]
+    behind = [Call("0", insists=True) for _ in range(3)]
+    for call in (*first, *behind):
+        assignment.arrive(call, 1.0)
+    assignment.mark_lost(a, 2.0)
+    assert (assignment.up, a.deaths, a.state) == (1, 1, "starting")
+    for over in (first[1], behind[0], behind[1]):
+        assignment.release(over, 3.0)
+    assert told == [*first, *behind]
+    assert behind[2].place is b
 
 
 class CountedSlot(Slot):

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from chainrule import component
-from chainrule._own_arrays import own_copy
+from chainrule._device import own_copy
 from chainrule.runtime import (
     Array,
     Differentiable,

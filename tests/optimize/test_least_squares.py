@@ -85,6 +85,23 @@ def test_a_component_with_chosen_outputs():
     assert least_squares(decay, {"a": 1.0, "k": 1.0}).x["a"] < 2
 
 
+@pytest.mark.parametrize("method", ["trf", "dogbox"])
+def test_products_with_bounds(method):
+    fit = least_squares(
+        residuals, {"a": 1.0, "k": 1.0}, bounds={"k": (0, 2.0)}, method=method, jacobian="products"
+    )
+    assert fit.x["k"] == pytest.approx(2.0, abs=1e-6)
+
+
+def test_residuals_are_real_numbers_and_there_are_some():
+    with pytest.raises(InputError, match="found complex128"):
+        least_squares(lambda p: p * 1j, np.ones(2))
+    with pytest.raises(InputError, match="no residuals"):
+        least_squares(lambda p: p[:0], np.ones(2))
+    with pytest.raises(InputError, match=r"bounds of x\[0\] are 1 and 1"):
+        least_squares(lambda p: p, np.ones(2), bounds={"x": ([1, 0], [1, 2])})
+
+
 def test_a_bound_is_active():
     fit = least_squares(residuals, {"a": 1.0, "k": 1.0}, bounds={"k": (None, 2.0)})
     assert fit.x["k"] == pytest.approx(2.0, abs=1e-6)

@@ -89,6 +89,20 @@ def test_constraints(method, who):
     np.testing.assert_allclose(found.x["x"], [0.5, 0.15, 0.15], atol=2e-3)
 
 
+@pytest.mark.parametrize("method", ["SLSQP", "trust-constr", "nlopt.LD_SLSQP", "ipopt"])
+def test_inequality_and_equality_of_a_published_problem(method):
+    """Hock and Schittkowski's problem 71, the example of Ipopt's manual."""
+    found = minimize(
+        lambda x: x[0] * x[3] * (x[0] + x[1] + x[2]) + x[2],
+        np.array([1.0, 5.0, 5.0, 1.0]),
+        bounds={"x": (1, 5)},
+        constraints=[(jnp.prod, Bounds(ge=25)), (lambda x: x @ x, Bounds(ge=40, le=40))],
+        method=method,
+    )
+    assert found.success
+    assert found.value == pytest.approx(17.0140173, rel=1e-6)
+
+
 @pytest.mark.parametrize("method", ["SLSQP", "nlopt.LD_SLSQP", "ipopt"])
 def test_equal_bounds_are_an_equality(method):
     _skip_without_package(method)
@@ -137,6 +151,19 @@ def test_a_run_that_meets_nan_is_no_success():
         minimize(lambda p: jnp.sqrt(p["x"]).sum(), {"x": np.array([1.0, 0.0])})
 
 
+@pytest.mark.parametrize("algorithm", ["LBFGS", "MMA", "SLSQP", "VAR2"])
+def test_nlopt_ends_where_others_do(algorithm):
+    """NLopt loses the exception of a function now and then, and raises its own without a word."""
+    found = minimize(lambda x: 10 * x - jnp.log(x), 5.0, method=f"nlopt.LD_{algorithm}")
+    assert found.success or "not a finite number" in found.message
+    found = minimize(
+        lambda x: x**2, 0.5, bounds={"x": (0, 1)}, method="nlopt.LD_SLSQP",
+        constraints=[(lambda x: x, Bounds(ge=2))],
+    )  # fmt: skip
+    assert not found.success
+    assert "NLopt" in found.message
+
+
 def test_a_gradient_of_the_wrong_size_is_refused():
     short = chainrule.from_callable(
         lambda x: np.sum(x**2), vjp=lambda primals, u: (u * 2 * primals[0][:2],),
@@ -181,6 +208,8 @@ def test_the_callback_ends_a_run_and_a_checkpoint_goes_on(tmp_path):
     with pytest.raises(InputError, match=r"variables are a\[1\], b\[1, 2\]") as caught:
         minimize(square, {"x": np.zeros(3)}, checkpoint=file)
     assert caught.value.code == "bad_checkpoint"
+    with pytest.raises(StorageError, match="cannot be written"):
+        minimize(square, {"x": np.zeros(3)}, checkpoint=file / "below")
     file.write_bytes(b"nonsense")
     with pytest.raises(StorageError):
         minimize(rosenbrock, start, checkpoint=file)
@@ -218,6 +247,14 @@ def test_the_number_of_evaluations_is_bounded():
         (distance, START, {}, "Say which one is minimised"),
         (distance, START, {"objective": "zz"}, "no differentiable output 'zz'"),
         (square, {"x": np.ones(3)}, {"max_evaluations": 0}, "1 or more"),
+        (square, {"x": np.ones(3)}, {"tolerance": -1.0}, "tolerance to be a positive number"),
+        (square, {"x": np.ones(3)}, {"tolerance": np.nan}, "tolerance to be a positive number"),
+        (lambda p: p["x"].sum() * 1j, {"x": np.ones(3)}, {}, "found complex128"),
+        (lambda p: p["x"].astype(int).sum(), {"x": np.ones(3)}, {}, "found int"),
+        (square, {"x": np.ones(3)}, {"method": "nlopt.LD_MMA", "options": {"a": 1}}, "no option 'a'"),
+        (square, {"x": np.ones(3)},
+         {"method": "nlopt.LD_MMA", "constraints": [(total, Bounds(ge=1, le=1))]}, "no equality constraints"),
+        (square, {"x": np.ones(3)}, {"method": "nlopt.GN_DIRECT"}, "refuses this problem"),
         (distance, [1.0], {}, "as a dictionary; found a list"),
     ],
 )  # fmt: skip

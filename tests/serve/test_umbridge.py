@@ -102,6 +102,31 @@ def test_what_a_component_does_not_have(start_server, tmp_path):
     served.stop()
 
 
+def test_an_output_of_another_size_than_announced_is_refused(start_server, tmp_path):
+    source = tmp_path / "roots.py"
+    source.write_text(
+        textwrap.dedent("""
+        import numpy as np
+
+        from chainrule.runtime import Array, Differentiable, Float64, component
+
+        @component
+        def positive(x: Differentiable[Array[(3,), Float64]]) -> Differentiable[Array[("k",), Float64]]:
+            return x[x > 0]
+        """)
+    )
+    served = start_server(components=str(source), umbridge=True, workers=0)
+    model = um.HTTPModel(served.url, "positive")
+    assert model.get_output_sizes() == [3]  # at ones, which the sizes are told for
+    assert model([[1.0, 2.0, 3.0]]) == [[1.0, 2.0, 3.0]]
+    for x in ([1.0, -1.0, -1.0], [1.0, 2.0, -1.0]):
+        answer = {"name": "positive", "input": [x]}
+        status, answer = post(served.url, "Evaluate", answer)
+        assert (status, answer["error"]["type"]) == (500, "InvalidOutput")
+        assert "result" in answer["error"]["message"]
+    served.stop()
+
+
 def test_an_optional_input_is_a_vector_unless_the_config_leaves_it_out(start_server, tmp_path):
     source = tmp_path / "shifted.py"
     source.write_text(

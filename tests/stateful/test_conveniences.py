@@ -37,6 +37,81 @@ def test_a_module_or_its_method_can_be_transformed():
     assert int(model.calls) == 3
 
 
+def _while_counting(model, x):
+    return cs.while_loop(lambda value: value[0] < 7, model.step, x)
+
+
+def _by_two(model, x):
+    return cs.map(model.step, jnp.stack([x, x, x]), batch_size=2)
+
+
+CALLEES = {  # what calls a module or its method, and how often
+    "map": (lambda m, x: cs.map(m.step, jnp.stack([x, x, x])), 3),
+    "map in batches": (_by_two, 2),
+    "fori_loop": (lambda m, x: cs.fori_loop(0, 4, lambda i, v, *, m: m.step(v), x, m=m), 4),
+    "fori_loop of a method": (lambda m, x: cs.fori_loop(0, 4, m.numbered, x), 4),
+    "while_loop": (_while_counting, 7),
+    "condition": (lambda m, x: cs.while_loop(m.is_below_three, lambda v: v + 1, x), 3),
+    "cond": (lambda m, x: cs.cond(x[0] < 1, m.step, lambda v: v, x), 1),
+    "two modules": (lambda m, x: cs.cond(x[0] > 1, Stepping().step, m.step, x), 1),
+    "switch": (lambda m, x: cs.switch(1, [lambda v: v, m.step], x), 1),
+    "jvp": (lambda m, x: cs.jvp(m.step, (x,), (x,)), 1),
+    "vjp": (lambda m, x: cs.vjp(m.step, x)[0], 1),
+    "linearize": (lambda m, x: cs.linearize(cs.checkpoint(m.step), x)[0], 1),
+    "eval_shape": (lambda m, x: cs.eval_shape(m.step, x), 0),
+}
+
+
+class Stepping(Module):
+    def __init__(self):
+        self.calls = Param(jnp.zeros((), jnp.int32))
+
+    def step(self, x):
+        self.calls += 1
+        return x + 1
+
+    def numbered(self, number, x):
+        return self.step(x)
+
+    def is_below_three(self, x):
+        self.calls += 1
+        return self.calls.get() < 3
+
+
+@pytest.mark.parametrize("name", CALLEES)
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_modules_that_are_called_by_loops_and_branches_are_tracked(name, is_jitted):
+    run, count = CALLEES[name]
+    model, x = Stepping(), jnp.zeros(2)
+    for total in (count, 2 * count):
+        if is_jitted and name != "eval_shape":
+            cs.jit(lambda x, *, model: run(model, x))(x, model=model)
+        else:
+            run(model, x)
+        if name != "condition":
+            assert int(model.calls) == total
+
+
+def test_gradients_of_a_called_module_are_under_self():
+    model, x = layers.Linear(2, 1), jnp.ones(2)
+    _, pull = cs.vjp(model, x, kwargs_mask=True)
+    by_x, by_model = pull(jnp.ones(1))
+    np.testing.assert_allclose(by_x, model.weight.get()[0])
+    np.testing.assert_allclose(by_model["self"]["weight"], [x])
+    _, tangent = cs.jvp(model, (x,), (x, by_model), kwargs_mask=True)
+    np.testing.assert_allclose(tangent, model.weight.get() @ x + x @ x + 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("length", "batch_size"), [(6, 2), (7, 3), (2, 5), (4, 4)])
+def test_map_in_batches(length, batch_size):
+    x = {"a": jnp.arange(float(length)), "b": jnp.ones((length, 2))}
+    found = cs.map(lambda x: (x["a"] ** 2, x["b"] * x["a"]), x, batch_size=batch_size)
+    expected = jax.lax.map(lambda x: (x["a"] ** 2, x["b"] * x["a"]), x, batch_size=batch_size)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    drawn = cs.map(layers.Dropout(0.5), jnp.ones((length, 16)), batch_size=batch_size)
+    assert len({tuple(row) for row in drawn.tolist()}) == length
+
+
 @pytest.mark.parametrize(
     "value", [jnp.ones(2), jax.random.key(0), {"a": jnp.ones(2)}], ids=["array", "key", "dict"]
 )

@@ -147,3 +147,68 @@ def test_methods_of_an_equinox_module_see_the_parameters():
     layer.weight.set(jnp.array([2.0, 3.0]))
     np.testing.assert_array_equal(layer.encode(3.0), [18.0, 27.0])
     assert layer.power == 2
+
+
+class Sampler(eqx.Module):
+    """Draws from its key, as the middle of a variational autoencoder does."""
+
+    def __call__(self, x, *, key):
+        return x + jax.random.normal(key, x.shape)
+
+
+class Positional(eqx.Module):
+    dropout: eqx.nn.Dropout
+
+    def __call__(self, x, key):
+        return self.dropout(x, key=key)
+
+
+class Named(eqx.Module):
+    dropout: eqx.nn.Dropout
+
+    def __call__(self, x, noise):
+        return self.dropout(x, key=noise)
+
+
+class Passing(eqx.Module):
+    dropout: eqx.nn.Dropout
+
+    def __call__(self, x, **options):
+        return self.dropout(x, **options)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Sampler, *(lambda kind=kind: kind(eqx.nn.Dropout(0.5)) for kind in (Positional, Passing))],
+    ids=["required", "positional", "options"],
+)
+def test_a_call_that_needs_a_key_draws_it(make):
+    layer, x = L.Layer(make(), rkg=rng()), jnp.ones((4, 16))
+    lanes = cs.jit(cs.vmap(layer))(x)
+    assert len({tuple(lane) for lane in lanes.tolist()}) == 4
+    np.testing.assert_array_equal(layer(x, key=KEY), make()(x, key=KEY))
+    assert (layer(x) != layer(x)).any()
+
+
+def test_keys_that_are_passed_in_another_way_are_left_alone():
+    x = jnp.ones(16)
+    for kind in (Positional, Named):
+        module = kind(eqx.nn.Dropout(0.5))
+        np.testing.assert_array_equal(L.Layer(module)(x, KEY), module(x, KEY))
+
+
+@pytest.mark.parametrize("flags", [(True, False), (False, True)])
+def test_parts_with_inference_flags_of_their_own_keep_them(flags):
+    class Two(eqx.Module):
+        parts: tuple
+
+        def __call__(self, x, *, key=None):
+            return [part(x, key=key) for part in self.parts]
+
+    module = Two(tuple(eqx.nn.Dropout(0.5, inference=flag) for flag in flags))
+    layer, x = L.Layer(module), jnp.ones(16)
+    np.testing.assert_array_equal(layer(x, key=KEY), module(x, key=KEY))
+    np.testing.assert_array_equal(copy.deepcopy(layer)(x, key=KEY), module(x, key=KEY))
+    np.testing.assert_array_equal(layer.eval()(x), [x, x])
+    expected = eqx.nn.inference_mode(module, value=False)(x, key=KEY)
+    np.testing.assert_array_equal(layer.train()(x, key=KEY), expected)

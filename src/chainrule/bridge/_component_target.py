@@ -18,10 +18,10 @@ import numpy as np
 from pydantic_core import PydanticCustomError
 
 from chainrule._codec import dtype_from_name
+from chainrule._device import own_copy
 from chainrule._endpoints import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind
 from chainrule._errors import ComponentError, DefinitionError
 from chainrule._lru_cache import LRUCache
-from chainrule._own_arrays import own_copy
 from chainrule._paths import Key, join_path, split_path
 from chainrule.bridge._skeleton import take_apart
 from chainrule.bridge._target import Target

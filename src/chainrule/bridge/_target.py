@@ -28,11 +28,10 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 
 from chainrule._call_prices import problem_of_prices
-from chainrule._device import DeviceLibrary
+from chainrule._device import DeviceLibrary, own_copy
 from chainrule._endpoints import HVP, JVP, VJP, DerivativeKind
 from chainrule._errors import ComponentError, DefinitionError, InputError
 from chainrule._lru_cache import LRUCache
-from chainrule._own_arrays import own_copy
 from chainrule._sparsity import BAND, Sparsity, read_sparsity
 from chainrule._trees import flatten_with_paths, map_with_paths
 from chainrule.bridge._skeleton import take_apart

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 import casadi
+from chainrule._device import own_copy
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VJP
 from chainrule._errors import InputError
-from chainrule._own_arrays import own_copy
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
 from chainrule.runtime.internal import Document, Leaf

@@ -22,7 +22,9 @@ Modules, in reading order:
     _jobs       job list, show, logs, cancel
     _watch      top, dashboard
     _images     image build, run, list, ps, logs, stop
+    _catalogue  image push, search
     _slurm      deploy slurm
+    _kubernetes deploy kubernetes
     _completion completion
 """
 

@@ -150,6 +150,16 @@ GROUPS: dict[str, dict[str, Command]] = {
             "Serve an image, or make one call of it.",
             'chainrule image run scale:1.0 apply \'{"inputs": {"x": [1.0, 2.0]}}\'',
         ),
+        "image push": Command(
+            "_catalogue:add_push_arguments",
+            "Push an image, and describe it in the registry's catalogue.",
+            "chainrule image push registry.example/team/scale:1.0.0 --owner simulation",
+        ),
+        "search": Command(
+            "_catalogue:add_search_arguments",
+            "Find components in the catalogue of a registry.",
+            "chainrule search registry.example/team --input Float64 --endpoint jacobian",
+        ),
         "image list": Command(
             "_images:add_list_arguments", "List the images of components.", "chainrule image list"
         ),
@@ -170,6 +180,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             "_slurm:add_arguments",
             "Write a Slurm batch script that serves components.",
             "chainrule deploy slurm scale --servers 4 --time 02:00:00 --output job.sh",
+        ),
+        "deploy kubernetes": Command(
+            "_kubernetes:add_arguments",
+            "Write Kubernetes manifests that serve an image.",
+            "chainrule deploy kubernetes registry.example/scale:1.0 --replicas 3 --output scale.yaml",
         ),
     },
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
 from collections.abc import Iterator, Mapping
@@ -44,9 +45,17 @@ def add_component(parser: ArgumentParser, *, is_optional: bool = False) -> None:
 
 
 def add_components(parser: ArgumentParser) -> None:
-    """The components that the command offers to callers; their files are here."""
+    """The components that the command offers to callers; their files are here.
+
+    An image names its component in `CHAINRULE_COMPONENT`.
+    """
+    named = os.environ.get("CHAINRULE_COMPONENT")
     parser.add_argument(
-        "components", metavar="COMPONENT", nargs="+", help="One or several components"
+        "components",
+        metavar="COMPONENT",
+        nargs="*" if named else "+",
+        default=[named],
+        help="One or several components (default: the one that CHAINRULE_COMPONENT names, if any)",
     )
 
 

@@ -26,6 +26,7 @@ _jobs          calls in the background, and the progress bar
 _mapping       many inputs through one component
 _server        a server's status and its jobs
 _umbridge      models behind UM-Bridge servers
+_compatibility  what a newer interface changes for callers
 internal       what other packages of this project use
 """
 

@@ -1,9 +1,12 @@
 """Components beyond one process: container images, jobs on a cluster, pools of replicas.
 
-chainrule.deploy.images    build container images of components, and start them
-chainrule.deploy.slurm     a batch script that starts servers within a Slurm job
-chainrule.deploy.local     a pool of replicas on this machine
-chainrule.deploy.ray       a pool of replicas on a Ray cluster
+chainrule.deploy.images      build container images of components, and start them
+chainrule.deploy.catalogue   images in a registry, found by what they take and return
+chainrule.deploy.slurm       a batch script that starts servers within a Slurm job
+chainrule.deploy.kubernetes  manifests for servers on Kubernetes
+chainrule.deploy.local       a pool of replicas on this machine
+chainrule.deploy.ray         a pool of replicas on a Ray cluster
 
-The two kinds of pool share `_pool`: replicas, the queue in front of them, restarts, retries.
+The two kinds of pool share `_pool`: replicas, the queue in front of them, restarts, retries. `_registry`
+is what is needed of the protocol of OCI registries.
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -137,8 +138,10 @@ class Evaluation:
         self._written = 0.0
         self._count = 0
         self._advance: Callable[[int], None] = lambda done: None
-        if checkpoint is not None and checkpoint.exists():
-            self.start, self.history = read_checkpoint(checkpoint, variables)
+        if checkpoint is not None:
+            _check_place(checkpoint)
+            if checkpoint.exists():
+                self.start, self.history = read_checkpoint(checkpoint, variables)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -236,6 +239,23 @@ def _as_numpy(part: Any) -> Any:
     return np.asarray(part, float) if isinstance(part, (jax.Array, np.ndarray)) else part
 
 
+def _check_place(path: Path) -> None:
+    """Refuse at the beginning of a run what would be noticed at its end.
+
+    Raises:
+        StorageError: there can be no checkpoint.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(path.parent, os.W_OK | os.X_OK)
+    except OSError as error:
+        is_writable, reason = False, error.strerror
+    else:
+        reason = "no permission"
+    if not is_writable:
+        raise StorageError(f"The checkpoint {str(path)!r} cannot be written: {reason}.")
+
+
 def write_checkpoint(
     path: Path, variables: Variables, best: np.ndarray | None, history: Sequence[Step]
 ) -> None:
@@ -246,7 +266,6 @@ def write_checkpoint(
     buffer = io.BytesIO()
     steps = np.array([astuple(step) for step in history], float).reshape(-1, 4)
     np.savez(buffer, allow_pickle=False, best=best, names=np.array(names), history=steps)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, [buffer.getvalue()], durable=True)
 
 

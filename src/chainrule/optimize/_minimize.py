@@ -140,6 +140,7 @@ def minimize(
         max_evaluations=_count(max_evaluations),
         description=f"minimize ({name})",
     )
+    _check_tolerance(tolerance)
     options = dict(options or {})
     package = name.partition(".")[0] if name not in SCIPY_METHODS else "scipy"
     solvers: dict[str, Callable[[Evaluation], Answer]] = {
@@ -220,7 +221,12 @@ def least_squares(
         raise InputError("The method 'lm' takes a dense Jacobian only.", code="bad_option")
 
     def flat(vector: Any) -> Any:
-        return of_tree(variables.tree(vector)).astype(vector.dtype)
+        found = _real(of_tree(variables.tree(vector)), "the residuals")
+        if not found.size:
+            raise InputError(
+                "There are no residuals: the function returned none.", code="bad_objective"
+            )
+        return found
 
     evaluation = Evaluation(
         variables,
@@ -230,6 +236,7 @@ def least_squares(
         max_evaluations=_count(max_evaluations),
         description=f"least_squares ({method})",
     )
+    _check_tolerance(tolerance)
     options = dict(options or {})
 
     def solver(e: Evaluation) -> Answer:
@@ -253,9 +260,19 @@ def _ipopt(evaluation: Evaluation, **settings: Any) -> Answer:
 def _flat(problem: Problem, variables: Variables) -> Callable[[Any], tuple[Any, Any]]:
     def flat(vector: Any) -> tuple[Any, Any]:
         value, constraints = problem.function(variables.tree(vector))
-        return value.astype(vector.dtype), joined(constraints).astype(vector.dtype)
+        return _real(value, "the objective"), _real(joined(constraints), "the constraints")
 
     return flat
+
+
+def _real(values: Any, who: str) -> Any:
+    """Numbers in the precision of the solver; for others JAX has no derivative, or drops a part of them."""
+    if not jnp.issubdtype(values.dtype, jnp.floating):
+        raise InputError(
+            f"Expected {who} as real floating-point numbers; found {values.dtype}.",
+            code="bad_objective",
+        )
+    return values.astype(float)
 
 
 def _computation(
@@ -334,7 +351,8 @@ def _products(flat: Callable[[Any], Any]) -> Callable[[Any], Point]:
 
         def product(function: Callable[[Any], Any], vector: Any) -> np.ndarray:
             with component_errors(), enable_x64(True):
-                return np.asarray(function(jnp.asarray(np.ravel(vector), float)), float)
+                # A copy: scipy writes into what it gets.
+                return np.array(function(jnp.asarray(np.ravel(vector), float)), float)
 
         r = np.asarray(values, float)
         matvec, rmatvec = partial(product, push), partial(product, lambda u: pull(u)[0])
@@ -397,6 +415,13 @@ def _count(value: Any) -> int:
     raise InputError(
         f"Expected max_evaluations to be 1 or more; found {value!r}.", code="bad_option"
     )
+
+
+def _check_tolerance(value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise InputError(
+            f"Expected tolerance to be a positive number; found {value!r}.", code="bad_option"
+        )
 
 
 # --- objectives and constraints -----------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._errors import CapabilityError, InputError
-from chainrule.optimize._evaluation import Evaluation, StoppedError
+from chainrule.optimize._evaluation import Evaluation, Limits, Point, StoppedError
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,22 @@ def scipy_minimize(
     if variables.has_bounds:
         arguments["bounds"] = Bounds(variables.lower, variables.upper)
     if limits is not None:
-        jacobian = {"jac": lambda x: evaluation.at(x).jacobian} if gradient else {}
-        arguments["constraints"] = NonlinearConstraint(
-            lambda x: evaluation.at(x).constraints, limits.lower, limits.upper, **jacobian
-        )
+        # SLSQP wants equalities and inequalities apart.
+        equal = (limits.lower == limits.upper) & (name == "SLSQP")
+        arguments["constraints"] = [
+            NonlinearConstraint(
+                lambda x, rows=rows: evaluation.at(x).constraints[rows],
+                limits.lower[rows],
+                limits.upper[rows],
+                **(
+                    {"jac": lambda x, rows=rows: evaluation.at(x).jacobian[rows]}
+                    if gradient
+                    else {}
+                ),
+            )
+            for rows in map(np.flatnonzero, (equal, ~equal))
+            if rows.size
+        ]
     raw = minimize(
         lambda x: evaluation.at(x).value,
         evaluation.start,
@@ -168,6 +180,14 @@ def scipy_least_squares(
     from scipy.optimize import least_squares
 
     variables = evaluation.variables
+    fixed = np.flatnonzero(variables.lower == variables.upper)
+    if fixed.size:
+        raise InputError(
+            "This method needs lower bounds below the upper ones; the bounds of "
+            f"{variables.name(fixed[0])} are {variables.lower[fixed[0]]:g} and "
+            f"{variables.upper[fixed[0]]:g}. Pass what does not vary by `functools.partial`.",
+            code="bad_bounds",
+        )
     limits = (variables.lower, variables.upper) if variables.has_bounds else (-np.inf, np.inf)
     tolerances = {} if tolerance is None else dict.fromkeys(("ftol", "xtol", "gtol"), tolerance)
     raw = least_squares(
@@ -192,20 +212,42 @@ def nlopt_minimize(
     solver = nlopt.opt(algorithm, evaluation.start.size)
     solver.set_lower_bounds(evaluation.variables.lower)
     solver.set_upper_bounds(evaluation.variables.upper)
+    evaluate = _Remembering(evaluation)
 
     def objective(x: np.ndarray, gradient: np.ndarray) -> float:
-        point = evaluation.at(x)
+        point = evaluate(x)
         if gradient.size:
             gradient[:] = point.gradient
         return point.value
 
     solver.set_min_objective(objective)
-    _add_constraints(solver, evaluation)
+    try:
+        _add_constraints(solver, evaluate, evaluation.limits)
+    except nlopt.invalid_argument:
+        raise InputError(
+            f"The method {name!r} takes no equality constraints, or no constraints at all; nlopt.LD_SLSQP "
+            "and nlopt.LN_COBYLA do.",
+            code="bad_option",
+        ) from None
     solver.set_xtol_rel(tolerance or 1e-8)
     solver.set_ftol_rel(tolerance or 1e-12)
     for option, value in options.items():
+        if not hasattr(solver, f"set_{option}"):
+            raise InputError(f"NLopt has no option {option!r} (`set_{option}`).", code="bad_option")
         getattr(solver, f"set_{option}")(value)
-    x = solver.optimize(evaluation.start)
+    try:
+        x = solver.optimize(evaluation.start)
+    except nlopt.invalid_argument:
+        raise InputError(
+            f"NLopt refuses this problem for {name!r}. Some of its algorithms need bounds of all "
+            "variables, or more than one variable.",
+            code="bad_option",
+        ) from None
+    except Exception as error:
+        if evaluate.error is not None:
+            raise evaluate.error from None
+        reason = f"NLopt: {type(error).__name__} {solver.get_errmsg() or ''}".strip()
+        return Answer(None, False, reason, solver.last_optimize_result())
     status = solver.last_optimize_result()
     words = {1: "success", 2: "stopval", 3: "ftol", 4: "xtol", 5: "maxeval", 6: "maxtime"}
     return Answer(
@@ -213,8 +255,22 @@ def nlopt_minimize(
     )
 
 
-def _add_constraints(solver: Any, evaluation: Evaluation) -> None:
-    limits = evaluation.limits
+class _Remembering:
+    """The evaluation of points, and the first error in it, which NLopt may replace by one of its own."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+        self.error: BaseException | None = None
+
+    def __call__(self, x: np.ndarray) -> Point:
+        try:
+            return self._evaluation.at(x)
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+
+
+def _add_constraints(solver: Any, evaluate: _Remembering, limits: Limits | None) -> None:
     if limits is None:
         return
     equal = limits.lower == limits.upper
@@ -226,14 +282,14 @@ def _add_constraints(solver: Any, evaluation: Evaluation) -> None:
     )
     for add, rows, sign, bound in sides:
         if rows.any():
-            add(_mconstraint(evaluation, rows, sign, bound), np.full(int(rows.sum()), 1e-8))
+            add(_mconstraint(evaluate, rows, sign, bound), np.full(int(rows.sum()), 1e-8))
 
 
 def _mconstraint(
-    evaluation: Evaluation, rows: np.ndarray, sign: float, bound: np.ndarray
+    evaluate: _Remembering, rows: np.ndarray, sign: float, bound: np.ndarray
 ) -> Callable[..., None]:
     def constraint(result: np.ndarray, x: np.ndarray, gradient: np.ndarray) -> None:
-        point = evaluation.at(x)
+        point = evaluate(x)
         result[:] = sign * (point.constraints - bound)[rows]
         if gradient.size:
             gradient[:] = sign * np.asarray(point.jacobian)[rows]

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._describe import describe_value
+from chainrule._device import own_copy
 from chainrule._errors import InputError
-from chainrule._own_arrays import own_copy
 from chainrule._paths import Key, Segment, join_path
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import Bounds

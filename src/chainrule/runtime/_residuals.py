@@ -38,11 +38,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from chainrule._content_store import SharedFolder, bytes_of, content_digest, content_name
-from chainrule._device import is_on_device, same_numbers
+from chainrule._device import is_on_device, own_copy, own_copy_of_array, same_numbers
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS
 from chainrule._errors import InputError
 from chainrule._lru_cache import LRUCache
-from chainrule._own_arrays import own_copy, own_copy_of_array
 from chainrule._trees import flatten_with_paths, is_arraylike, iterate_leaves
 from chainrule.runtime._component._definition import takes_argument
 

@@ -34,7 +34,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -74,7 +74,7 @@ class Run:
         self.config = config
         self._given_id = None if run_id is None else self.check_id(run_id)
         self._is_flat = is_flat
-        self._log: RunLog | None = None
+        self._log: LocalLog | MlflowLog | None = None
 
     @staticmethod
     def current() -> Run | None:
@@ -120,10 +120,12 @@ class Run:
             ) from error
 
     @property
-    def log(self) -> RunLog:
+    def log(self) -> LocalLog | MlflowLog:
         """Where metrics, parameters and artifacts of this run go; opened now."""
         if self._log is None:
-            self._log = open_log(self)
+            self._log = (
+                MlflowLog(self.config) if self.config.mlflow_tracking_uri else LocalLog(self)
+            )
         return self._log
 
     def close(self, *, failed: bool = False) -> None:
@@ -176,29 +178,6 @@ def _folders_of_the_environment() -> dict[str, Any]:
         for name, variable in variables.items()
         if os.environ.get(variable)
     }
-
-
-class RunLog(Protocol):
-    """Where the log of one run goes."""
-
-    def log_metric(self, key: str, value: float, step: int | None = None) -> None:
-        """Record one value of a metric."""
-
-    def log_parameter(self, key: str, value: Any) -> None:
-        """Record a parameter."""
-
-    def log_artifact(self, path: Path) -> None:
-        """Keep a copy of a file."""
-
-    def close(self, *, failed: bool = False) -> None:
-        """Finish; nothing is logged afterwards."""
-
-
-def open_log(run: Run) -> RunLog:
-    """The log that the run's settings ask for."""
-    if run.config.mlflow_tracking_uri:
-        return MlflowLog(run.config)
-    return LocalLog(run)
 
 
 class LocalLog:
@@ -268,7 +247,7 @@ def _unwritable(file: Path, error: OSError) -> StorageError:
     return StorageError(f"Cannot write {file}: {error.strerror}.", details={"file": str(file)})
 
 
-def _log_of_current_run() -> RunLog:
+def _log_of_current_run() -> LocalLog | MlflowLog:
     run = current_run.get()
     if run is None:
         raise InputError(

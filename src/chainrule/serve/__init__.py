@@ -7,32 +7,29 @@ callers are not affected.
 A request takes one way, for every number of workers, encoding and transport. The modules, in the order in
 which it passes them:
 
-_options      settings of a server: one table
-_run          the application on uvicorn, from start to an orderly stop
-_connections  limits on HTTP connections
-_security     which callers are allowed
-_logs         the access log, and the output of workers
-_app          components in, routes out
-_endpoint     `POST /<endpoint>`: reads the body, asks the pool, sends the reply
-_same_host    bodies in the shared memory of clients on the same host
-_calls        what passes between the layers: a call as bytes, a reply as bytes
-_pool         the queue and the workers of one component
-_metrics      what is counted; `/ready`, `/status` and `/metrics`
-_merging      several calls of `apply` answered by one
-_process      a worker process, as the server sees it
-_thread       a worker thread
-_worker       a worker process, from the inside
-_answering    from the bytes of a call to the bytes of its reply
-_author_code  what surrounds author code: forks, residuals, progress, output
-_problems     errors as `application/problem+json`
+_options         settings of a server: one table
+_run             the application on uvicorn, from start to an orderly stop
+_connections     limits on HTTP connections
+_security        which callers are allowed
+_logs            the access log, and the output of workers
+_app             components in, routes out
+_endpoint        `POST /<endpoint>`: reads the body, asks the pool, sends the reply
+_same_host       bodies in the shared memory of clients on the same host
+_calls           what passes between the layers: a call as bytes, a reply as bytes
+_pool            the queue and the workers of one component
+_metrics         what is counted; `/ready`, `/status` and `/metrics`
+_merging         several calls of `apply` answered by one
+_worker_handles  a worker as the server sees it: a process, or a thread
+_worker          a worker process, from the inside
+_answering       from the bytes of a call to the bytes of its reply
+_problems        errors as `application/problem+json`
 
 Beside it:
 
-_jobs         calls that outlive the connection that asked for them
-_page         the page of a component, and its description at `/docs`
-_openapi      the server's own routes in the OpenAPI document
-_umbridge     the UM-Bridge protocol
-internal      what other packages of this project use
+_jobs            calls that outlive the connection that asked for them
+_page            the page of a component, and its description at `/docs`
+_umbridge        the UM-Bridge protocol
+internal         what other packages of this project use
 """
 
 from chainrule.serve._app import create_app

@@ -7,12 +7,16 @@ the worker thread and by replicas on a cluster. Two things are beside the compon
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import sys
+import traceback
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -36,12 +40,13 @@ from chainrule._progress import unheard
 from chainrule._tracing import export_spans, span
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component, progress
 from chainrule.runtime.internal import Run, failure_of, reuse_residuals
-from chainrule.serve._author_code import only_here
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # What a zstd frame says that does not say its size, or says it wrongly.
 _UNKNOWN_SIZES = (2**64 - 1, 2**64 - 2)
@@ -221,6 +226,30 @@ class Answerer:
             raise InputError(
                 f"This is not a regression test: {error.errors()[0]['msg']}.", code="invalid_input"
             ) from None
+
+
+def only_here(function: Callable[[], T]) -> T:
+    """What a function of the author's gives, in the process that called it; a child of it ends.
+
+    A process that author code forked does not become a second worker. `os.fork` returns twice: a child that
+    comes back from the author's function holds the same connection as its parent, so its answer would be
+    taken for the parent's, and its parent's for the answer to the next call. So the child ends where it
+    leaves the author's code. `os._exit` runs no handlers and flushes no buffers: they belong to its parent.
+    """
+    process = os.getpid()
+    try:
+        return function()
+    finally:
+        if os.getpid() != process:
+            _end(sys.exception())
+
+
+def _end(error: BaseException | None) -> None:
+    if error is not None:
+        with contextlib.suppress(Exception):
+            traceback.print_exception(error)
+            sys.stderr.flush()
+    os._exit(0 if error is None else 1)
 
 
 def encode_result(

@@ -23,11 +23,10 @@ from chainrule._scratch import Scratch
 from chainrule.runtime import ComponentConfig, LocalComponent
 from chainrule.serve._calls import Facts
 from chainrule.serve._endpoint import Endpoint, Intake
-from chainrule.serve._jobs import JobReplies, Jobs, job_routes
+from chainrule.serve._jobs import JobReplies, Jobs, job_routes, with_server_routes
 from chainrule.serve._logs import AccessLog, ErrorStream, Output, OutputLog
 from chainrule.serve._merging import Merger
 from chainrule.serve._metrics import status_routes
-from chainrule.serve._openapi import with_server_routes
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._page import description_route, page_routes
 from chainrule.serve._pool import Pool, Service, WorkerPool
@@ -107,7 +106,7 @@ class Server:
             lifespan=self._lifespan, exception_handlers={HTTPException: self._on_http_exception}
         )
         token = options.read_token()
-        self._endpoints: dict[str, Endpoint] = {}
+        self._posts: dict[str, Any] = {}
         self.app: Any = self._dispatch
         if token is not None:
             self.app = BearerToken(self._dispatch, token, self._count_refused)
@@ -171,9 +170,7 @@ class Server:
             self._same_host = SameHostListener()
         await self._jobs.start(self.services)
         self._starlette.router.routes[:] = routes = self._routes()
-        self._endpoints = {
-            route.path: route.endpoint for route in routes if isinstance(route.endpoint, Endpoint)
-        }
+        self._posts = {route.path: route.app for route in routes if route.methods == {"POST"}}
 
     def _warn_of_unknown_names(self) -> None:
         names = {service.facts.name for service in self.services.values()}
@@ -191,20 +188,20 @@ class Server:
         return Merger(pool, max_size=size, delay_s=self._options.merge_delay_s)
 
     async def _dispatch(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Answer one request: calls of components by their endpoint, everything else by the router.
+        """Answer one request: calls of components by their path, everything else by the router.
 
-        A router looks at one route after the other, and adds to a request what endpoints do not need
-        (middleware, exception handlers): they answer every error themselves. The router has them too, for an
-        application that is mounted below another path.
+        A router looks at one route after the other, and adds to a request what calls do not need (middleware,
+        exception handlers): they answer every error themselves. The router has them too, for an application
+        that is mounted below another path.
         """
         is_call = scope["type"] == "http" and scope["method"] == "POST"
-        endpoint = self._endpoints.get(scope["path"]) if is_call else None
-        await (endpoint or self._starlette)(scope, receive, send)
+        answer = self._posts.get(scope["path"]) if is_call else None
+        await (answer or self._starlette)(scope, receive, send)
 
     def _count_refused(self, scope: MutableMapping[str, Any], status: int) -> None:
         """Count a request that was turned away before it came here, where it is a call of a component."""
-        endpoint = self._endpoints.get(scope["path"]) if scope["method"] == "POST" else None
-        if endpoint is not None:
+        endpoint = self._posts.get(scope["path"]) if scope["method"] == "POST" else None
+        if isinstance(endpoint, Endpoint):
             endpoint.refuse(status)
 
     def _places(self) -> list[tuple[str, Service]]:
@@ -215,7 +212,7 @@ class Server:
 
     def _routes(self) -> list[Any]:
         routes: list[Any] = []
-        if self._options.umbridge:  # first: a router looks at one route after the other
+        if self._options.umbridge:
             limits = self._config.limits
             routes += umbridge_routes(self.services, self._options, self._intake, limits)
         for prefix, service in self._places():

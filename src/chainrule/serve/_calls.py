@@ -50,8 +50,7 @@ class SegmentBody:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One request to one endpoint of one component, undecoded.
 
     Attributes:
@@ -86,29 +85,33 @@ class Call:
         return of_others if self.watcher is None else self.watcher.timeout_s
 
     @property
-    def texts(self) -> tuple[str | None, ...]:
-        """What the caller says about the body."""
-        return (
-            self.content_type,
-            self.content_encoding,
-            self.accept,
-            self.run_id,
-            self.traceparent,
-        )
+    def told(self) -> dict[str, Any]:
+        """What a worker in another process is told of it, beside its body."""
+        return {
+            "endpoint": self.endpoint,
+            "content_type": self.content_type,
+            "content_encoding": self.content_encoding,
+            "accept": self.accept,
+            "run_id": self.run_id,
+            "traceparent": self.traceparent,
+            "merged": self.merged,
+        }
 
     def check(self) -> Call:
-        """This call, if what the caller says about it is short text.
+        """This call, if what the caller says about it is short.
 
         Raises:
-            InputError: something is too long or not text (`bad_header`).
+            InputError: something is too long (`bad_header`).
         """
-        for text in self.texts:
-            if text is not None and (not isinstance(text, str) or len(text) > _MAX_TEXT):
-                raise InputError(
-                    "Content-Type, Content-Encoding, Accept, traceparent and run_id have at most "
-                    f"{_MAX_TEXT} characters.",
-                    code="bad_header",
-                )
+        said = (
+            self.content_type, self.content_encoding, self.accept, self.run_id, self.traceparent,
+        )  # fmt: skip
+        if any(text is not None and len(text) > _MAX_TEXT for text in said):
+            raise InputError(
+                "Content-Type, Content-Encoding, Accept, traceparent and run_id have at most "
+                f"{_MAX_TEXT} characters.",
+                code="bad_header",
+            )
         return self
 
 

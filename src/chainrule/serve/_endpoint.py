@@ -9,9 +9,8 @@ process will read it; that is a property of the body (`SegmentBody`), not anothe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -72,24 +71,8 @@ class Endpoint:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Answer one request."""
-        headers = dict(scope["headers"])
         try:
-            nbytes = declared_length(
-                _text(headers.get(b"content-length")), self._service.facts.max_body_bytes
-            )
-            query = _query(scope["query_string"])
-            call = self._call(
-                headers, query, scope.get(RUN_ID) if self._names_runs else None
-            ).check()
-            if b"idempotency-key" in headers or (query and not _waits(query)):
-                await self._take_on(call, headers, query, nbytes, receive, send)
-                return
-            memory = self._claim(headers)
-            if memory is not None and memory.body is not None:
-                nbytes = self._checked_size(memory.body, nbytes)
-            with self._intake.room_for(nbytes) as grow:
-                call = replace(call, body=await self._body(receive, nbytes, grow, memory))
-                reply = await self._answer(call, memory, receive)
+            reply = await self._reply(scope, receive)
         except Disconnected:
             return
         except ChainruleError as error:
@@ -100,75 +83,70 @@ class Endpoint:
         if reply is not None:
             await send_reply(send, reply)
 
-    def _claim(self, headers: Mapping[bytes, bytes]) -> ClientMemory | None:
+    async def _reply(self, scope: MutableMapping[str, Any], receive: Receive) -> Reply | None:
+        """What is answered; `None` when the caller went away.
+
+        Raises:
+            ChainruleError: the request is refused before it is a call of the component.
+            Disconnected: the caller went away before its request was complete.
+        """
+        headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        max_bytes = self._service.facts.max_body_bytes
+        nbytes = declared_length(_text(headers.get(b"content-length")), max_bytes)
+        query = _query(scope["query_string"])
+        call = self._call(headers, query, scope.get(RUN_ID) if self._names_runs else None).check()
+        waits = _waits(query)
+        is_job = b"idempotency-key" in headers or not waits
+        memory = self._claim(headers, nbytes, is_job=is_job)
+        if memory is not None and memory.body is not None:
+            nbytes = declared_length(str(memory.body.nbytes), max_bytes)
+        with self._intake.room_for(nbytes) as grow:
+            in_segment = self._service.pool.uses_segments and not is_job
+            if memory is None or memory.body is None:
+                body = await read_body(
+                    receive,
+                    nbytes,
+                    max_bytes=max_bytes,
+                    timeout_s=self._timeout_s,
+                    in_segment=in_segment,
+                    grow=grow,
+                )
+            else:
+                body = memory.body if in_segment else await memory.read()
+            call = call._replace(body=body)
+            if is_job:
+                return await self._take_on(call, _text(headers.get(b"idempotency-key")), waits)
+            return await self._answer(call, memory, receive)
+
+    def _claim(
+        self, headers: Mapping[bytes, bytes], nbytes: int | None, *, is_job: bool
+    ) -> ClientMemory | None:
         """The shared memory that a request names in its headers."""
         named = headers.get(MEMORY_HEADER)
         if named is None:
             return None
+        if is_job:
+            raise InputError("The body of a job cannot lie in shared memory.", code="bad_segment")
         if self._same_host is None:
             raise UnknownMemoryError("This server shares no memory with its clients.")
-        return self._same_host.claim(named, is_mapped_here=not self._service.pool.uses_segments)
-
-    def _checked_size(self, body: SegmentBody, declared: int | None) -> int:
-        """The size of a body in shared memory, if it may have it and is the only one."""
-        if declared != 0:
+        memory = self._same_host.claim(named, is_mapped_here=not self._service.pool.uses_segments)
+        if memory.body is not None and nbytes != 0:
             raise InputError(
                 "The body lies in shared memory (Chainrule-Memory); Content-Length has to be 0.",
                 code="bad_segment",
             )
-        return declared_length(str(body.nbytes), self._service.facts.max_body_bytes) or 0
-
-    async def _body(
-        self, receive: Receive, nbytes: int | None, grow: Grow, memory: ClientMemory | None
-    ) -> Any:
-        """The body of a call, where its pool can read it."""
-        if memory is None or memory.body is None:
-            return await self._read(
-                receive, nbytes, grow, in_segment=self._service.pool.uses_segments
-            )
-        return memory.body if self._service.pool.uses_segments else await memory.read()
+        return memory
 
     def refuse(self, status: int) -> None:
         """Count a request that does not reach the component."""
         self._service.pool.metrics.refuse(self._name, status)
 
-    async def _take_on(
-        self,
-        call: Call,
-        headers: Mapping[bytes, bytes],
-        query: Mapping[str, str],
-        nbytes: int | None,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def _take_on(self, call: Call, key: str | None, waits: bool) -> Reply:
         """Make a job of a request."""
-        waits = _waits(query)
-        if MEMORY_HEADER in headers:
-            raise InputError("The body of a job cannot lie in shared memory.", code="bad_segment")
-        with self._intake.room_for(nbytes) as grow:
-            body = await self._read(receive, nbytes, grow, in_segment=False)
-            try:
-                reply = await self._jobs.answer(
-                    self._service,
-                    replace(call, body=body),
-                    key=_text(headers.get(b"idempotency-key")),
-                    waits=waits,
-                )
-            except ChainruleError as error:
-                reply = problem_reply(error, debug=self._debug)
-        await send_reply(send, reply)
-
-    async def _read(
-        self, receive: Receive, nbytes: int | None, grow: Grow, *, in_segment: bool
-    ) -> Any:
-        return await read_body(
-            receive,
-            nbytes,
-            max_bytes=self._service.facts.max_body_bytes,
-            timeout_s=self._timeout_s,
-            in_segment=in_segment,
-            grow=grow,
-        )
+        try:
+            return await self._jobs.answer(self._service, call, key=key, waits=waits)
+        except ChainruleError as error:
+            return problem_reply(error, debug=self._debug)
 
     def _call(
         self, headers: Mapping[bytes, bytes], query: Mapping[str, str], run_id: str | None
@@ -192,7 +170,7 @@ class Endpoint:
             if memory is None:
                 return await self._service.call(call)
             room = memory.room if self._service.pool.uses_segments else None
-            return await memory.give(await self._service.call(replace(call, room=room)))
+            return await memory.give(await self._service.call(call._replace(room=room)))
         except ChainruleError as error:
             return problem_reply(error, debug=self._debug)
         except asyncio.CancelledError:
@@ -299,7 +277,6 @@ def _reply_headers(reply: Reply, nbytes: int) -> list[tuple[bytes, bytes]]:
 
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-NextChunk = Callable[[], Awaitable[bytes | None]]
 Grow = Callable[[int], None]
 """Is told of bytes that have come."""
 
@@ -406,67 +383,47 @@ async def read_body(
         SlowCallerError: the caller paused too long, or is too slow.
         Disconnected: the caller went away.
     """
-    reader = _Reader(receive, timeout_s, max_bytes, grow)
+    chunks = _chunks(receive, timeout_s, max_bytes, grow)
     if in_segment and nbytes is not None and nbytes > INLINE_BYTES:
-        return await _into_segment(reader.next_chunk, nbytes)
-    body = await reader.read_all()
+        return await _into_segment(chunks, nbytes)
+    body = b"".join([chunk async for chunk in chunks])
     return place_body(body) if in_segment else body
 
 
-class _Reader:
+async def _chunks(
+    receive: Receive, timeout_s: float, max_bytes: int, grow: Grow
+) -> AsyncIterator[bytes]:
     """The chunks of one body, within time and size."""
-
-    def __init__(self, receive: Receive, timeout_s: float, max_bytes: int, grow: Grow) -> None:
-        self._receive = receive
-        self._grow = grow
-        self._timeout_s = timeout_s
-        self._max_bytes = max_bytes
-        self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-        self._total = 0
-        self._is_complete = False
-
-    async def read_all(self) -> bytes:
-        chunks = []
-        while (chunk := await self.next_chunk()) is not None:
-            chunks.append(chunk)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    async def next_chunk(self) -> bytes | None:
-        """The next chunk, or `None` after the last."""
-        if self._is_complete:
-            return None
+    loop = asyncio.get_running_loop()
+    began, total, has_more = loop.time(), 0, True
+    while has_more:
         # One byte now and then would hold a connection, and the memory that the body needs, for days.
-        next_by = self._loop.time() + self._timeout_s
-        all_by = self._began + self._timeout_s + self._total / _MIN_PACE
+        next_by = loop.time() + timeout_s
+        all_by = began + timeout_s + total / _MIN_PACE
         try:
             async with asyncio.timeout_at(min(next_by, all_by)):
-                message = await self._receive()
+                message = await receive()
         except TimeoutError:
-            raise self._too_slow(is_paused=not self._total or next_by <= all_by) from None
+            if not total or next_by <= all_by:
+                why = f"The next part of the body did not come within {timeout_s:g} s."
+            else:
+                why = f"The body comes too slowly: {total} bytes in {loop.time() - began:.0f} s."
+            raise SlowCallerError(why) from None
         if message["type"] == "http.disconnect":
             raise Disconnected
         chunk: bytes = message.get("body", b"")
-        self._total += len(chunk)
-        if self._total > self._max_bytes:
-            raise _too_large(self._max_bytes)
-        self._grow(len(chunk))
-        self._is_complete = not message.get("more_body", False)
-        return chunk
-
-    def _too_slow(self, *, is_paused: bool) -> SlowCallerError:
-        if is_paused:
-            why = f"The next part of the body did not come within {self._timeout_s:g} s."
-        else:
-            seconds = self._loop.time() - self._began
-            why = f"The body comes too slowly: {self._total} bytes in {seconds:.0f} s."
-        return SlowCallerError(why)
+        total += len(chunk)
+        if total > max_bytes:
+            raise _too_large(max_bytes)
+        grow(len(chunk))
+        has_more = message.get("more_body", False)
+        yield chunk
 
 
-async def _into_segment(next_chunk: NextChunk, nbytes: int) -> SegmentBody:
+async def _into_segment(chunks: AsyncIterator[bytes], nbytes: int) -> SegmentBody:
     try:
         segment, position = Segment.create(nbytes), 0
-        while (chunk := await next_chunk()) is not None:
+        async for chunk in chunks:
             position = segment.write_at(position, chunk)
     except OSError:
         raise no_memory() from None

@@ -67,7 +67,7 @@ class Merger:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting.append((call, future))
         self._look()
-        return await self._pool.metrics.with_request(call, future)
+        return await self._pool.metrics.counted(call, future, is_call=False, is_request=True)
 
     def _look(self) -> None:
         """Send what is due, or set a timer for what is not."""

@@ -94,33 +94,32 @@ class Metrics:
         self.endpoints: dict[str, EndpointMetrics] = {}
         self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
 
-    async def with_outcome(self, answer: Awaitable[Reply]) -> Reply:
-        """Wait for the answer to a call, and count what became of it."""
-        outcome: str | None = "cancelled"
-        try:
-            reply = await answer
-            outcome = "answered"
-            return reply
-        except ChainruleError as error:
-            outcome = _OUTCOME_OF_CODE.get(error.code)
-            raise
-        finally:
-            if outcome is not None:
-                self.outcomes[outcome] += 1
+    async def counted(
+        self, call: Call, answer: Awaitable[Reply], *, is_call: bool, is_request: bool
+    ) -> Reply:
+        """Wait for an answer, and count it, also where it is an error.
 
-    async def with_request(self, call: Call, answer: Awaitable[Reply]) -> Reply:
-        """Wait for the answer to a request, and count it, also where it is an error."""
+        Args:
+            call: what is answered.
+            answer: the answer to come.
+            is_call: a worker was asked: count what became of that.
+            is_request: a caller asked: count it for its endpoint.
+        """
         start = time.perf_counter()
+        outcome: str | None = "cancelled"
         status, sent = _CANCELLED, 0
         try:
             reply = await answer
-            status, sent = reply.status, reply.nbytes
+            outcome, status, sent = "answered", reply.status, reply.nbytes
             return reply
         except ChainruleError as error:
-            status = error.http_status
+            outcome, status = _OUTCOME_OF_CODE.get(error.code), error.http_status
             raise
         finally:
-            self._add(call, status, time.perf_counter() - start, sent)
+            if is_call and outcome is not None:
+                self.outcomes[outcome] += 1
+            if is_request:
+                self._add(call, status, time.perf_counter() - start, sent)
 
     def refuse(self, endpoint: str, status: int) -> None:
         """Count a request that was turned away before it reached a pool; it took no time."""

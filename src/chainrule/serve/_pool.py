@@ -21,7 +21,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule._same_host import is_supported
@@ -37,8 +37,7 @@ from chainrule.serve._calls import (
 )
 from chainrule.serve._logs import ErrorStream, Output
 from chainrule.serve._metrics import Metrics
-from chainrule.serve._process import WorkerProcess
-from chainrule.serve._thread import WorkerThread
+from chainrule.serve._worker_handles import Worker, WorkerProcess, WorkerThread
 
 if TYPE_CHECKING:
     from chainrule.serve._merging import Merger
@@ -151,9 +150,10 @@ class Pool(ABC):
         """
         self.under_way += 1
         try:
-            answer = self.metrics.with_outcome(self.answer(call))
             # The calls in a merged one are requests, each of which its merger counts.
-            return await (answer if call.merged else self.metrics.with_request(call, answer))
+            return await self.metrics.counted(
+                call, self.answer(call), is_call=True, is_request=not call.merged
+            )
         finally:
             self.under_way -= 1
 
@@ -188,34 +188,6 @@ class Service:
             CallError: as by the pool.
         """
         return await (self.pool if self.merger is None else self.merger).call(call)
-
-
-class Worker(Protocol):
-    """One worker. At most one call at a time."""
-
-    @property
-    def pid(self) -> int:
-        """Of its process."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it has not ended."""
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether the next call can be given to it."""
-
-    async def start(self) -> Facts:
-        """Load the component."""
-
-    async def call(self, call: Call, *, timeout_s: float | None) -> Reply:
-        """Have a call answered."""
-
-    def kill(self) -> None:
-        """End it at once, as far as that is possible; its call fails."""
-
-    async def close(self) -> None:
-        """End it and wait until it is gone."""
 
 
 class WorkerPool(Pool):

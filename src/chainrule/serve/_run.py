@@ -11,6 +11,7 @@ import signal
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -132,11 +133,12 @@ class _Runner(uvicorn.Server):
         on_ready: Callable[[str], None] | None,
     ) -> None:
         tls = _tls_context(options)
+        make_http = partial(LimitedHttpProtocol, options.read_timeout_s, connection_limit)
 
-        def make_protocol(**state: Any) -> asyncio.Protocol:
-            protocol = LimitedHttpProtocol(options.read_timeout_s, connection_limit, **state)
+        def make_https(**state: Any) -> TlsHandshake:
             # uvicorn knows nothing of TLS: connections count from the moment they are accepted.
-            return protocol if tls is None else TlsHandshake(protocol, tls)
+            assert tls is not None
+            return TlsHandshake(make_http(**state), tls)
 
         app = server.app
         if options.token_file is None and not options.insecure:
@@ -145,7 +147,7 @@ class _Runner(uvicorn.Server):
             RequestLimit(app, connection_limit),
             host=options.host,
             port=options.port,
-            http=make_protocol,  # type: ignore[arg-type]  # it is called like a class
+            http=make_http if tls is None else make_https,  # type: ignore[arg-type]  # called like a class
             ws="none",
             loop="auto",
             lifespan="on",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any
 
 from chainrule._errors import ChainruleError
@@ -118,6 +119,7 @@ class LocalCallers:
         )
 
 
+@lru_cache(maxsize=64)  # callers say the same thing again and again
 def _is_loopback_name(name: str) -> bool:
     """Whether `host`, `host:port` or an origin, and nothing more, is this machine."""
     match = _HOST.fullmatch(name)

@@ -30,6 +30,8 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -77,7 +79,6 @@ _SUPPORT = {
     "ApplyJacobian": JVP.endpoint,
     "ApplyHessian": HVP.endpoint,
 }
-Group = tuple[Leaf, ...]
 
 
 class RefusedError(Exception):
@@ -93,6 +94,47 @@ class RefusedError(Exception):
         super().__init__(message[:_MAX_MESSAGE])
         self.kind = kind
         self.status = status
+
+
+class Group:
+    """The leaves of one vector, and where each of them is in it.
+
+    Attributes:
+        paths: of the leaves.
+        size: of the vector.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        ends = list(accumulate(leaf.size for leaf in leaves))
+        parts = map(slice, [0, *ends], ends)
+        self._parts = [
+            (leaf.path, part, leaf.shape) for leaf, part in zip(leaves, parts, strict=True)
+        ]
+        self.paths = [leaf.path for leaf in leaves]
+        self.size = ends[-1] if ends else 0
+
+    def split(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """The leaves of a vector, by path."""
+        return {path: vector[part].reshape(shape) for path, part, shape in self._parts}
+
+    def joined(self, value_of: Callable[[str], Any]) -> np.ndarray:
+        """The vector of the leaves that a function gives for their paths.
+
+        Raises:
+            RefusedError: one of them has another size than was told (`InvalidOutput`).
+        """
+        vector = np.empty(self.size)
+        for path, part, shape in self._parts:
+            value = np.asarray(value_of(path))
+            if value.shape != shape:
+                raise RefusedError(
+                    "InvalidOutput",
+                    f"The component gave {path!r} the shape {list(value.shape)}; its sizes were told for "
+                    f"{list(shape)}. Vectors of this protocol have one size for every config.",
+                    500,
+                )
+            vector[part] = value.ravel()
+        return vector
 
 
 @dataclass(frozen=True)
@@ -146,8 +188,8 @@ class Model:
         """The sizes of the vectors of one side, and their names."""
         groups = getattr(await self.shapes(config), f"{side}s")
         return {
-            f"{side}Sizes": [sum(leaf.size for leaf in group) for group in groups],
-            f"{side}Names": [", ".join(leaf.path for leaf in group) for group in groups],
+            f"{side}Sizes": [group.size for group in groups],
+            f"{side}Names": [", ".join(group.paths) for group in groups],
         }
 
     async def shapes(self, config: Any) -> Shapes:
@@ -164,7 +206,7 @@ class Model:
         return found
 
     def _grouped(self, leaves: Sequence[Leaf]) -> tuple[Group, ...]:
-        return (tuple(leaves),) if self._is_flat else tuple((leaf,) for leaf in leaves)
+        return (Group(leaves),) if self._is_flat else tuple(Group([leaf]) for leaf in leaves)
 
     async def _abstract_outputs(self, tree: Any, inputs: Sequence[Leaf]) -> Any:
         """The outputs as shapes; those of one evaluation where the component cannot tell them."""
@@ -177,10 +219,7 @@ class Model:
         """The output vectors at some inputs."""
         shapes = await self.shapes(_config(body))
         outputs = await self._ask("apply", {"inputs": self._at(shapes, body)})
-        return [
-            _joined({leaf.path: get_at_path(outputs, leaf.path) for leaf in group}, group)
-            for group in shapes.outputs
-        ]
+        return [group.joined(partial(get_at_path, outputs)) for group in shapes.outputs]
 
     async def gradient(self, body: Mapping[str, Any]) -> Any:
         """sensᵀ · ∂(output vector)/∂(input vector)."""
@@ -201,11 +240,12 @@ class Model:
         given = sides[vector.over]
         request = {
             "inputs": self._at(shapes, body),
-            kind.inputs_argument: [leaf.path for leaf in sides["inputs"]],
-            kind.outputs_argument: [leaf.path for leaf in sides["outputs"]],
-            vector.name: _split(_vector(body, name, given), given),
+            kind.inputs_argument: sides["inputs"].paths,
+            kind.outputs_argument: sides["outputs"].paths,
+            vector.name: given.split(_numbers(body.get(name), name, given)),
         }
-        return _joined(await self._ask(kind.endpoint, request), sides[answer])
+        found = await self._ask(kind.endpoint, request)
+        return sides[answer].joined(found.__getitem__)
 
     async def apply_hessian(self, body: Mapping[str, Any]) -> Any:
         """∂/∂(second input) (sensᵀ · ∂(output)/∂(first input)) · vec."""
@@ -215,19 +255,19 @@ class Model:
             shapes.inputs[_index(body, name, shapes.inputs)] for name in ("inWrt1", "inWrt2")
         )
         # The endpoint has one set of inputs: those that do not move have a tangent of zero.
-        tangent = {leaf.path: np.zeros(leaf.shape) for leaf in first}
-        tangent |= _split(_vector(body, "vec", second), second)
+        tangent = first.split(np.zeros(first.size))
+        tangent |= second.split(_numbers(body.get("vec"), "vec", second))
         found = await self._ask(
             HVP.endpoint,
             {
                 "inputs": self._at(shapes, body),
                 "hvp_inputs": list(tangent),
-                "hvp_outputs": [leaf.path for leaf in outputs],
-                "cotangent_vector": _split(_vector(body, "sens", outputs), outputs),
+                "hvp_outputs": outputs.paths,
+                "cotangent_vector": outputs.split(_numbers(body.get("sens"), "sens", outputs)),
                 "tangent_vector": tangent,
             },
         )
-        return _joined(found, first)
+        return first.joined(found.__getitem__)
 
     def _at(self, shapes: Shapes, body: Mapping[str, Any]) -> Any:
         """The component's inputs of a request."""
@@ -240,7 +280,7 @@ class Model:
             )
         values: dict[str, Any] = {}
         for k, (vector, group) in enumerate(zip(vectors, shapes.inputs, strict=True)):
-            values |= _split(_numbers(vector, f"input[{k}]", group), group)
+            values |= group.split(_numbers(vector, f"input[{k}]", group))
         return set_at_path(shapes.tree, values)
 
     async def _ask(self, endpoint: str, payload: Mapping[str, Any]) -> Any:
@@ -423,39 +463,23 @@ def _index(body: Mapping[str, Any], name: str, groups: Sequence[Group]) -> int:
     return index
 
 
-def _vector(body: Mapping[str, Any], name: str, group: Group) -> np.ndarray:
-    return _numbers(body.get(name), name, group)
-
-
 def _numbers(vector: Any, name: str, group: Group) -> np.ndarray:
     """A vector of a request, which `_parse` has made an array of."""
     if not isinstance(vector, np.ndarray):
         raise RefusedError(
             "InvalidInput", f"Expected {_with_paths(name, group)} to be a list of numbers."
         )
-    size = sum(leaf.size for leaf in group)
-    if len(vector) != size:
+    if len(vector) != group.size:
         raise RefusedError(
             "InvalidInput",
-            f"{_with_paths(name, group)} has invalid length! Expected {size} but got {len(vector)}.",
+            f"{_with_paths(name, group)} has invalid length! Expected {group.size} but got {len(vector)}.",
         )
     return vector
 
 
 def _with_paths(name: str, group: Group) -> str:
     """A vector of a request, and which leaves it is."""
-    return f"{name} ({_listed([leaf.path for leaf in group])})"
-
-
-def _split(vector: np.ndarray, group: Group) -> dict[str, np.ndarray]:
-    ends = np.cumsum([leaf.size for leaf in group])[:-1]
-    parts = np.split(vector, ends)
-    return {leaf.path: part.reshape(leaf.shape) for leaf, part in zip(group, parts, strict=True)}
-
-
-def _joined(values: Mapping[str, Any], group: Group) -> np.ndarray:
-    parts = [np.ravel(np.asarray(values[leaf.path], float)) for leaf in group]
-    return np.concatenate(parts) if parts else np.zeros(0)
+    return f"{name} ({_listed(group.paths)})"
 
 
 def umbridge_routes(
@@ -472,49 +496,85 @@ def umbridge_routes(
     async def info(request: Request) -> Response:
         return _json({"protocolVersion": _PROTOCOL, "models": list(models)})
 
-    def route(path: str, answer: Callable[[Model, Mapping[str, Any]], Any]) -> Route:
-        async def respond(request: Request) -> Response:
-            try:
-                nbytes = declared_length(request.headers.get("content-length"), max_bytes)
-                with intake.room_for(nbytes) as grow:
-                    body = await reader.read(request, nbytes, grow)
-                    content = await _unless_the_caller_leaves(
-                        request.receive, answer(_find(models, body), body)
-                    )
-                return await _off_the_loop(_nbytes(content), _json, content)
-            except RefusedError as error:
-                return _failed(error.kind, str(error), error.status)
-            except Disconnected:
-                return Response(status_code=499)
-            except ChainruleError as error:
-                # What the caller sent wrongly is 400 in this protocol; too much of it, or too slowly, is not.
-                status = 400 if error.http_status == 422 else error.http_status
-                return _failed("InvalidInput", error.message, status)
-            except Exception:
-                _log.exception("A request for %s was lost", path)
-                return _failed("ModelError", "The server failed on this request.", 500)
-
-        return Route(path, respond, methods=["POST"])
-
     async def model_info(model: Model, body: Mapping[str, Any]) -> Any:
         return model.info()
 
-    def output(method: Callable[[Model, Mapping[str, Any]], Any]) -> Callable[..., Any]:
+    def output(method: Callable[[Model, Mapping[str, Any]], Any]) -> Answer:
         async def answer(model: Model, body: Mapping[str, Any]) -> Any:
             return {"output": await method(model, body)}
 
         return answer
 
+    answers: dict[str, Answer] = {
+        "/ModelInfo": model_info,
+        "/InputSizes": lambda model, body: model.sizes(_config(body), "input"),
+        "/OutputSizes": lambda model, body: model.sizes(_config(body), "output"),
+        "/Evaluate": output(Model.evaluate),
+        "/Gradient": output(Model.gradient),
+        "/ApplyJacobian": output(Model.apply_jacobian),
+        "/ApplyHessian": output(Model.apply_hessian),
+    }
     return [
         Route("/Info", info, methods=["GET"]),
-        route("/ModelInfo", model_info),
-        route("/InputSizes", lambda model, body: model.sizes(_config(body), "input")),
-        route("/OutputSizes", lambda model, body: model.sizes(_config(body), "output")),
-        route("/Evaluate", output(Model.evaluate)),
-        route("/Gradient", output(Model.gradient)),
-        route("/ApplyJacobian", output(Model.apply_jacobian)),
-        route("/ApplyHessian", output(Model.apply_hessian)),
+        *(
+            Route(path, UmbridgeEndpoint(path, answer, models, reader, intake), methods=["POST"])
+            for path, answer in answers.items()
+        ),
     ]
+
+
+Answer = Callable[[Model, Mapping[str, Any]], Awaitable[Any]]
+
+
+class UmbridgeEndpoint:
+    """One `POST` route of the protocol as an ASGI application.
+
+    Args:
+        path: of the route.
+        answer: what it says about a model and the body of a request.
+        models: by their names.
+        reader: of bodies.
+        intake: bounds the bodies of all endpoints together.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        answer: Answer,
+        models: Mapping[str, Model],
+        reader: _RequestReader,
+        intake: Intake,
+    ) -> None:
+        self._path = path
+        self._answer = answer
+        self._models = models
+        self._reader = reader
+        self._intake = intake
+
+    async def __call__(self, scope: Any, receive: Receive, send: Any) -> None:
+        """Answer one request."""
+        response = await self._respond(dict(scope["headers"]), receive)
+        await response(scope, receive, send)
+
+    async def _respond(self, headers: Mapping[bytes, bytes], receive: Receive) -> Response:
+        try:
+            nbytes = self._reader.declared(headers)
+            with self._intake.room_for(nbytes) as grow:
+                body = await self._reader.read(receive, nbytes, grow)
+                answer = self._answer(_find(self._models, body), body)
+                content = await _unless_the_caller_leaves(receive, answer)
+            return await _off_the_loop(_nbytes(content), _json, content)
+        except RefusedError as error:
+            return _failed(error.kind, str(error), error.status)
+        except Disconnected:
+            return Response(status_code=499)
+        except ChainruleError as error:
+            # What the caller sent wrongly is 400 in this protocol; too much of it, or too slowly, is not.
+            status = 400 if error.http_status == 422 else error.http_status
+            return _failed("InvalidInput", error.message, status)
+        except Exception:
+            _log.exception("A request for %s was lost", self._path)
+            return _failed("ModelError", "The server failed on this request.", 500)
 
 
 class _RequestReader:
@@ -532,10 +592,15 @@ class _RequestReader:
         self._limits = limits
         self._turn = asyncio.Lock()
 
-    async def read(self, request: Request, nbytes: int | None, grow: Grow) -> Mapping[str, Any]:
+    def declared(self, headers: Mapping[bytes, bytes]) -> int | None:
+        """The length of a body, if its headers say it."""
+        text = headers.get(b"content-length")
+        return declared_length(text and text.decode("latin-1"), self._max_bytes)
+
+    async def read(self, receive: Receive, nbytes: int | None, grow: Grow) -> Mapping[str, Any]:
         """The body of a request, with arrays in place of its vectors."""
         content = await read_body(
-            request.receive,
+            receive,
             nbytes,
             max_bytes=self._max_bytes,
             timeout_s=self._timeout_s,

@@ -11,18 +11,21 @@ import contextlib
 import ctypes
 import errno
 import gc
+import logging
 import os
 import pickle
 import select
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import orjson
 
 from chainrule._errors import ChainruleError, ComponentError, StorageError
+from chainrule._progress import listening
 from chainrule._same_host import (
     INLINE_BYTES,
     MappedSegments,
@@ -33,8 +36,9 @@ from chainrule._same_host import (
     send_message,
     stored,
 )
+from chainrule.runtime import ComponentConfig
+from chainrule.runtime.internal import log_handler
 from chainrule.serve._answering import Answerer
-from chainrule.serve._author_code import following, show_log
 from chainrule.serve._calls import Call, Cancelled, Reply
 from chainrule.serve._problems import problem_reply
 
@@ -172,6 +176,65 @@ def _load(setup: bytes) -> tuple[Answerer | None, Reply]:
         )
         failure.__cause__ = error
         return None, problem_reply(failure, debug=True)
+
+
+def show_log(config: ComponentConfig) -> None:
+    """Write Chainrule's own log records; the author's loggers stay as the author sets them.
+
+    In the format for machines the root logger speaks too, so that every line is an object.
+    """
+    handler = log_handler(config.log_format)
+    log = logging.getLogger("chainrule")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    if config.log_format == "json":
+        logging.getLogger().addHandler(handler)
+
+
+@contextlib.contextmanager
+def following(connection: socket.socket, message: Message) -> Iterator[None]:
+    """While the call of a job is answered, send its progress and output to the server.
+
+    Args:
+        connection: to the server.
+        message: the call; the last of its descriptors is where output goes.
+    """
+    if "watch" not in message.header:
+        yield
+        return
+
+    def emit(fraction: float, text: str) -> None:
+        send_message(connection, {"progress": [fraction, text[:1000]]})
+
+    with _output_to(message.descriptors[-1]), listening(emit, whole_process=True):
+        yield
+
+
+@contextlib.contextmanager
+def _output_to(descriptor: int) -> Iterator[None]:
+    """Let everything that is printed go to a descriptor, also by C; the descriptor is closed at the end."""
+    with contextlib.suppress(AttributeError):  # the author may have put something else in its place
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _flush()
+    saved = os.dup(2)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+    try:
+        yield
+    finally:
+        _flush()
+        for stream in (1, 2):
+            os.dup2(saved, stream)
+        os.close(saved)
+
+
+def _flush() -> None:
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
 
 
 def _die_with_parent() -> None:

@@ -23,7 +23,6 @@ static_file           one of the files that make up a page
 
 from chainrule.serve._answering import Answerer
 from chainrule.serve._app import MakePool
-from chainrule.serve._author_code import following_in_thread
 from chainrule.serve._calls import Call, CallError, Cancelled, Facts, Reply
 from chainrule.serve._logs import ErrorStream
 from chainrule.serve._options import add_option_arguments, option_table
@@ -31,6 +30,7 @@ from chainrule.serve._page import static_file
 from chainrule.serve._pool import Pool, WorkerPool, WorkerState
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._run import no_address
+from chainrule.serve._worker_handles import following_in_thread
 
 __all__ = [
     "Answerer",

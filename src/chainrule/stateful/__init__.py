@@ -9,10 +9,9 @@ The modules, in the order in which to read them:
     _frames         where the values of parameters are while a transformed function runs
     _values         what a parameter may hold, and when one value can replace another
     _snapshots      equality, snapshots and copies of what is not an array
-    _nodes          what parameters, modules and containers have in common
+    _nodes          what parameters, modules and the containers in them have in common
     _params         parameters, and their arithmetic
-    _containers     lists, dictionaries and tuples inside a module
-    _module         modules
+    _module         modules, and the lists, dictionaries and tuples inside them
     _walk           one walk: which parameters a tree holds, where, and its structure
     _random         generators of random keys
     _masks          which parameters, by kind, attribute, path or predicate

@@ -11,6 +11,7 @@ their flat values, hand it to a JAX transformation, commit what was written.
                      JAX has to treat the values (mapped, differentiated, carried, …). `jit`, which
                      replays, has its own (`_jit`)
     Transformation   what all of them are to a user: a callable object around a function
+    Traced           those that trace anew each time: a function of a `Call` says what each of them does
 
 A *slot* is a position in the flat values: first the parameters, then the plain arrays among the keyword
 arguments.
@@ -368,6 +369,29 @@ class Transformation:
         return f"{type(self).__name__}({name_of(self._fun)})"
 
 
+class Traced(Transformation):
+    """A transformation that traces anew at each call.
+
+    Args:
+        fun: the user's function.
+        name: of the transformation.
+        run: what a call does: `run(call, fun, args, **options)`, with the keyword arguments in `call`.
+        **options: of the transformation.
+    """
+
+    def __init__(
+        self, fun: Callable[..., Any], *, name: str, run: Callable[..., Any], **options: Any
+    ) -> None:
+        super().__init__(fun, name=name, run=run, **options)
+        self._name, self._run, self._own_options = name, run, options
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._run(Call(kwargs), self._fun, args, **self._own_options)
+
+    def __repr__(self) -> str:
+        return f"{self._name}({name_of(self._fun)})"
+
+
 def tracking_self(fun: Callable[..., Any]) -> Callable[..., Any]:
     """A method as a function whose keyword argument `self` is the module."""
 
@@ -395,14 +419,45 @@ def decorator(
     """
     if fun is None:
         return functools.partial(decorator, transformation, **options)
-    if isinstance(fun, Module):
-        return transformation(type(fun).__call__, **options).__get__(fun)
+    owner = _owner(fun)
+    if owner is None:
+        return transformation(fun, **options)
     if isinstance(fun, Bound):
         return Bound(transformation(fun.func, **options), **fun.keywords)
-    owner = getattr(fun, "__self__", None)
-    if isinstance(owner, Module) and inspect.ismethod(fun):
-        return transformation(fun.__func__, **options).__get__(owner)
-    return transformation(fun, **options)
+    method = fun.__func__ if inspect.ismethod(fun) else type(fun).__call__
+    return transformation(method, **options).__get__(owner)
+
+
+def _owner(fun: Callable[..., Any]) -> Module | None:
+    """The module that is called: the function itself, or what it is a method of."""
+    if isinstance(fun, Module):
+        return fun
+    owner = fun.keywords["self"] if isinstance(fun, Bound) else getattr(fun, "__self__", None)
+    is_method = isinstance(fun, Bound) or inspect.ismethod(fun)
+    return owner if is_method and isinstance(owner, Module) else None
+
+
+def with_callees(
+    functions: Sequence[Callable[..., Any]], tracked: Mapping[str, Any]
+) -> tuple[list[Callable[..., Any]], dict[str, Any]]:
+    """Functions for one call, and its keyword arguments with the modules that are called by them.
+
+    A module, or one whose method is called, is tracked as keyword argument `self`; several different ones as
+    a list. For transformations that run at once: the functions run on the caller's own modules.
+    """
+    owners = [owner for owner in map(_owner, functions) if owner is not None]
+    if not owners:
+        return list(functions), dict(tracked)
+
+    def without_self(fun: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, self: Any, **kwargs: Any) -> Any:
+            return fun(*args, **kwargs)
+
+        run.__name__ = run.__qualname__ = name_of(fun)
+        return run
+
+    is_one = all(owner is owners[0] for owner in owners)
+    return [*map(without_self, functions)], {"self": owners[0] if is_one else owners, **tracked}
 
 
 def eval_shape(fun: Callable[..., Any], /, *args: Any, **tracked: Any) -> Any:
@@ -413,6 +468,7 @@ def eval_shape(fun: Callable[..., Any], /, *args: Any, **tracked: Any) -> Any:
         *args: its positional arguments, or `jax.ShapeDtypeStruct`s in their places.
         **tracked: its keyword arguments.
     """
+    (fun,), tracked = with_callees((fun,), tracked)
     call = Call(tracked)
     result, _ = jax.eval_shape(call.pure(fun), call.values, *args)
     return call.attach(result)

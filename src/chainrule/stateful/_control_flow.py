@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from chainrule.stateful._call import Call, Transformation, decorator
+from chainrule.stateful._call import Call, Transformation, decorator, with_callees
 from chainrule.stateful._frames import TypesChangedError
+from chainrule.stateful._mapping import vmap
 from chainrule.stateful._masks import resolve_mask
 from chainrule.stateful._params import BaseParam, unwrap
 
@@ -163,9 +164,10 @@ class WhileLoop(Transformation):
         self._cond = cond_fun
 
     def __call__(self, /, init_val: Any, **kwargs: Any) -> Any:
+        functions, kwargs = with_callees((self._cond, self._fun), kwargs)
         call = Call(kwargs)
-        condition = call.pure(self._cond, within="the condition of a while_loop")
-        step = call.pure(self._fun, within="the body of a while_loop")
+        condition = call.pure(functions[0], within="the condition of a while_loop")
+        step = call.pure(functions[1], within="the body of a while_loop")
         plain = call.values[len(call.inventory.params) :]
 
         # JAX's condition cannot return state. It is evaluated ahead, at the end of every step, and its
@@ -233,6 +235,7 @@ def fori_loop(
         >>> int(fori_loop(0, 3, body, 1, total=total)), float(total)
         (8, 7.0)
     """
+    (body_fun,), tracked = with_callees((body_fun,), tracked)
     call = Call(tracked)
     step = call.pure(body_fun, within="the body of a fori_loop")
     count = len(call.inventory.params)
@@ -248,49 +251,57 @@ def fori_loop(
     return call.finish(value, values, is_loop=True)
 
 
-def map(f: Callable[..., Any], xs: Any, **tracked: Any) -> Any:
+def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None, **tracked: Any) -> Any:
     """Apply a function to the slices of arrays along their leading axis, one after the other.
 
     Args:
         f: `f(x, **tracked) -> y`. What one application writes is there in the next.
         xs: arrays whose leading axis the loop goes along.
+        batch_size: how many slices to take at once, by `vmap`; the rules of `vmap` hold for them.
         **tracked: the function's keyword arguments.
 
     Returns:
         The results, stacked.
     """
+    (f,), tracked = with_callees((f,), tracked)
+    at_once = f if batch_size is None else vmap(f)
 
     def body(carry: None, x: Any, **kwargs: Any) -> tuple[None, Any]:
-        return None, f(x, **kwargs)
+        return None, at_once(x, **kwargs)
 
-    return scan(body, None, xs, **tracked)[1]
+    if batch_size is None:
+        return scan(body, None, xs, **tracked)[1]
+    length = _length(xs, None)
+    whole = length - length % batch_size
+    batches = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, batch_size, *leaf.shape[1:]), xs)
+    ys = scan(body, None, batches, **tracked)[1]
+    ys = jax.tree.map(lambda leaf: leaf.reshape(whole, *leaf.shape[2:]), ys)
+    if whole == length:
+        return ys
+    rest = at_once(jax.tree.map(lambda leaf: leaf[whole:], xs), **tracked)
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), ys, rest)
 
 
-class Switch(Transformation):
-    """One of several functions, chosen by an index; see `switch`."""
+class Branches(Transformation):
+    """One of several functions; `choose` is `jax.lax.switch`, or has its arguments. See `switch`, `cond`."""
 
-    def __init__(self, branches: Sequence[Callable[..., Any]]) -> None:
+    def __init__(
+        self, branches: Sequence[Callable[..., Any]], choose: Callable[..., Any] = jax.lax.switch
+    ) -> None:
         super().__init__(branches[0])
         self._branches = tuple(branches)
+        self._choose = choose
 
     def __call__(self, index: Any, /, *operands: Any, **kwargs: Any) -> Any:
+        functions, kwargs = with_callees(self._branches, kwargs)
         call = Call(kwargs)
-        branches = [call.pure(branch, within="a branch") for branch in self._branches]
+        branches = [call.pure(branch, within="a branch") for branch in functions]
         result, values = self._choose(unwrap(index), branches, call.values, *operands)
         return call.finish(result, values)
 
-    def _choose(self, index: Any, branches: list[Any], *operands: Any) -> Any:
-        return jax.lax.switch(index, branches, *operands)
 
-
-class Cond(Switch):
-    """One of two functions, chosen by a truth value; see `cond`."""
-
-    def __init__(self, true_fun: Callable[..., Any], false_fun: Callable[..., Any]) -> None:
-        super().__init__((true_fun, false_fun))
-
-    def _choose(self, index: Any, branches: list[Any], *operands: Any) -> Any:
-        return jax.lax.cond(index, *branches, *operands)
+def _cond(pred: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    return jax.lax.cond(pred, *branches, *operands)
 
 
 def cond(pred: Any, /, *functions_and_operands: Any, **tracked: Any) -> Any:
@@ -305,9 +316,10 @@ def cond(pred: Any, /, *functions_and_operands: Any, **tracked: Any) -> Any:
         **tracked: their keyword arguments.
     """
     if callable(pred) and not isinstance(pred, BaseParam):
-        return Cond(pred, *functions_and_operands)
+        (false_fun,) = functions_and_operands
+        return Branches((pred, false_fun), _cond)
     true_fun, false_fun, *operands = functions_and_operands
-    return Cond(true_fun, false_fun)(pred, *operands, **tracked)
+    return Branches((true_fun, false_fun), _cond)(pred, *operands, **tracked)
 
 
 def switch(index: Any, /, *branches_and_operands: Any, **tracked: Any) -> Any:
@@ -322,6 +334,6 @@ def switch(index: Any, /, *branches_and_operands: Any, **tracked: Any) -> Any:
         **tracked: their keyword arguments.
     """
     if not branches_and_operands:
-        return Switch(index)
+        return Branches(index)
     branches, *operands = branches_and_operands
-    return Switch(branches)(index, *operands, **tracked)
+    return Branches(branches)(index, *operands, **tracked)

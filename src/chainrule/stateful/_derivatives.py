@@ -20,11 +20,12 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from chainrule._errors import DefinitionError
 from chainrule.stateful._call import (
     Call,
+    Traced,
     Transformation,
     decorator,
     keyword_of,
-    name_of,
     tracking_self,
+    with_callees,
 )
 from chainrule.stateful._masks import TRAINABLE, Mask, nothing_selected, resolve_places
 from chainrule.stateful._values import is_inexact
@@ -152,68 +153,45 @@ def _with_default(mask: Any) -> Any:
     return mask
 
 
-class Derivative(Transformation):
-    """A function that differentiates another one; see `grad` and its like.
+def _derivative(
+    call: Call,
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    transform: Callable[..., Any],
+    argnums: int | Sequence[int] | None,
+    has_aux: bool,
+    kwargs_mask: Any,
+    **jax_options: Any,
+) -> Any:
+    """What a call of `grad` and its like does; `transform` is JAX's, which takes `argnums` and `has_aux`."""
+    selection = Selection(call, kwargs_mask)
+    transformed = transform(
+        selection.with_aux(fun, has_aux),
+        argnums=_argnums(argnums, selection, len(args)),
+        has_aux=True,
+        **jax_options,
+    )
+    found = transformed(*selection.arguments(args))
+    if transform is jax.value_and_grad:
+        (value, (aux, values)), gradient = found
+        result = ((value, aux) if has_aux else value), gradient
+    else:
+        derivative, (aux, values) = found
+        result = (derivative, aux) if has_aux else derivative
+    return call.finish(result, values)
 
-    Args:
-        fun: the function.
-        transform: the JAX transformation; it understands `argnums` and `has_aux`.
-        argnums: positional arguments to differentiate.
-        has_aux: whether the function returns `(value, aux)`.
-        kwargs_mask: parameters to differentiate.
-        **jax_options: of the transformation.
-    """
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        *,
-        transform: Callable[..., Any],
-        argnums: int | Sequence[int] | None = None,
-        has_aux: bool = False,
-        kwargs_mask: Any = None,
-        **jax_options: Any,
-    ) -> None:
-        super().__init__(
-            fun, transform=transform, argnums=argnums, has_aux=has_aux, kwargs_mask=kwargs_mask,
-            **jax_options,
-        )  # fmt: skip
-        self._transform = transform
-        self._argnums = argnums
-        self._has_aux = has_aux
-        self._mask = kwargs_mask
-        self._jax_options = jax_options
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call = Call(kwargs)
-        selection = Selection(call, self._mask)
-        transformed = self._transform(
-            selection.with_aux(self._fun, self._has_aux),
-            argnums=self._argnums_for(args),
-            has_aux=True,
-            **self._jax_options,
-        )
-        found = transformed(*selection.arguments(args))
-        if self._transform is jax.value_and_grad:
-            (value, (aux, values)), gradient = found
-            result = ((value, aux) if self._has_aux else value), gradient
-        else:
-            derivative, (aux, values) = found
-            result = (derivative, aux) if self._has_aux else derivative
-        return call.finish(result, values)
-
-    def _argnums_for(self, args: tuple[Any, ...]) -> int | tuple[int, ...]:
-        """Without a mask as in JAX (by default the first); with one, the parameters come last."""
-        argnums = self._argnums
-        if self._mask is None:
-            return 0 if argnums is None else argnums if isinstance(argnums, int) else tuple(argnums)
-        if argnums is None or argnums == ():
-            return len(args)
-        chosen = (argnums,) if isinstance(argnums, int) else argnums
-        return (*(num % len(args) for num in chosen), len(args))
-
-    def __repr__(self) -> str:
-        return f"{self._transform.__name__}({name_of(self._fun)})"
+def _argnums(
+    argnums: int | Sequence[int] | None, selection: Selection, count: int
+) -> int | tuple[int, ...]:
+    """Without a mask as in JAX (by default the first); with one, the parameters come last."""
+    if not selection.is_given:
+        return 0 if argnums is None else argnums if isinstance(argnums, int) else tuple(argnums)
+    if argnums is None or argnums == ():
+        return count
+    chosen = (argnums,) if isinstance(argnums, int) else argnums
+    return (*(num % count for num in chosen), count)
 
 
 def _make(transform: Callable[..., Any], summary: str, example: str = "") -> Any:
@@ -226,8 +204,8 @@ def _make(transform: Callable[..., Any], summary: str, example: str = "") -> Any
         **jax_options: Any,
     ) -> Any:
         return decorator(
-            Derivative, fun, transform=transform, argnums=argnums, has_aux=has_aux,
-            kwargs_mask=kwargs_mask, **jax_options,
+            Traced, fun, name=transform.__name__, run=_derivative, transform=transform, argnums=argnums,
+            has_aux=has_aux, kwargs_mask=kwargs_mask, **jax_options,
         )  # fmt: skip
 
     derivative.__name__ = derivative.__qualname__ = transform.__name__
@@ -308,6 +286,7 @@ def _at_point(
     tracked: Mapping[str, Any],
 ) -> Any:
     """`(value, derivative)`, or with an aux, of a transformation of JAX that is given a point."""
+    (fun,), tracked = with_callees((fun,), tracked)
     call = Call(tracked)
     selection = Selection(call, kwargs_mask)
     function = selection.with_aux(fun, has_aux)
@@ -561,31 +540,20 @@ def custom_jvp(
     return decorator(CustomJvp, fun, nondiff_argnums=nondiff_argnums, kwargs_mask=kwargs_mask)
 
 
-class Checkpoint(Transformation):
-    """A function whose intermediate values are recomputed; see `checkpoint`."""
-
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        *,
-        prevent_cse: bool = True,
-        policy: Callable[..., bool] | None = None,
-        static_argnums: int | Sequence[int] = (),
-    ) -> None:
-        super().__init__(fun, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums)
-        nums = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
-        self._jax_options: dict[str, Any] = {
-            "prevent_cse": prevent_cse,
-            "policy": policy,
-            "static_argnums": tuple(num + 1 if num >= 0 else num for num in nums),
-        }
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call = Call(kwargs)
-        result, values = jax.checkpoint(call.pure(self._fun), **self._jax_options)(
-            call.values, *args
-        )
-        return call.finish(result, values)
+def _checkpoint(
+    call: Call,
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    static_argnums: int | Sequence[int],
+    **jax_options: Any,
+) -> Any:
+    nums = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
+    # The values of the parameters come before the user's arguments.
+    shifted = tuple(num + 1 if num >= 0 else num for num in nums)
+    pure = jax.checkpoint(call.pure(fun), static_argnums=shifted, **jax_options)
+    result, values = pure(call.values, *args)
+    return call.finish(result, values)
 
 
 def checkpoint(
@@ -604,5 +572,6 @@ def checkpoint(
         static_argnums: as in `jax.checkpoint`; positions count the positional arguments.
     """
     return decorator(
-        Checkpoint, fun, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums
-    )
+        Traced, fun, name="checkpoint", run=_checkpoint, prevent_cse=prevent_cse, policy=policy,
+        static_argnums=static_argnums,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from chainrule.stateful._call import Call, Transformation, decorator
+from chainrule.stateful._call import Call, Traced, decorator
 from chainrule.stateful._errors import TrackingError
 from chainrule.stateful._masks import resolve_mask
 from chainrule.stateful._random import RKGState
@@ -61,92 +61,65 @@ class Fork:
 _LANES = "chainrule_lanes"
 
 
-class Vmap(Transformation):
-    """A vectorised function; see `vmap`."""
+def _vmap(
+    call: Call,
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    kwargs_mask: Any,
+    in_axes: Any,
+    out_axes: Any,
+    axis_name: Hashable | None,
+    **jax_options: Any,
+) -> Any:
+    # Lanes are told apart by their index, so the axis always has a name.
+    axis = _LANES if axis_name is None else axis_name
+    axes = resolve_mask(kwargs_mask, call.inventory, None)
+    fork = Fork(call, [each is None for each in axes])
+    per_argument = in_axes if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
 
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        *,
-        kwargs_mask: Any = None,
-        in_axes: Any = 0,
-        out_axes: Any = 0,
-        axis_name: Hashable | None = None,
-        **jax_options: Any,
-    ) -> None:
-        super().__init__(
-            fun,
-            kwargs_mask=kwargs_mask,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            axis_name=axis_name,
-            **jax_options,
-        )
-        self._mask = kwargs_mask
-        self._in_axes = in_axes
-        self._out_axes = out_axes
-        # Lanes are told apart by their index, so the axis always has a name.
-        self._axis_name = _LANES if axis_name is None else axis_name
-        self._jax_options = jax_options
+    def lanes() -> Callable[..., Any]:
+        return fork.lanes(call.pure(fun), lambda: jax.lax.axis_index(axis))
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call = Call(kwargs)
-        axes = resolve_mask(self._mask, call.inventory, None)
-        fork = Fork(call, [axis is None for axis in axes])
-        lanes = fork.lanes(call.pure(self._fun), self._lane_index)
-        try:
-            result, values = self._map(lanes, args, axes, axes[: len(call.inventory.params)])(
-                fork.values, *args
-            )
-        except ValueError as error:
-            self._explain(error, call, fork, axes, args)
-            raise
-        return fork.finish(result, values)
-
-    def _lane_index(self) -> Any:
-        return jax.lax.axis_index(self._axis_name)
-
-    def _map(
-        self, function: Callable[..., Any], args: tuple[Any, ...], axes: Any, out_axes: Any
-    ) -> Callable[..., Any]:
-        in_axes = self._in_axes
-        per_argument = in_axes if isinstance(in_axes, (tuple, list)) else (in_axes,) * len(args)
+    def mapped(function: Callable[..., Any], out_axes: Any) -> Callable[..., Any]:
         return jax.vmap(
             function,
             in_axes=(axes, *per_argument),
-            out_axes=(self._out_axes, out_axes),
-            axis_name=self._axis_name,
-            **self._jax_options,
+            out_axes=out_axes,
+            axis_name=axis,
+            **jax_options,
         )
 
-    def _explain(
-        self, error: Exception, call: Call, fork: Fork, axes: list[Any], args: tuple[Any, ...]
-    ) -> None:
-        """Name the shared parameters that got a different value per lane, if that is what failed.
+    def comes_back(slot: int, axis: int | None) -> bool:
+        """Whether the function can return one parameter, and no result, with this axis."""
+        inner = lanes()
+        only = mapped(lambda *a: inner(*a)[1][slot], axis)
+        try:
+            jax.eval_shape(only, fork.values, *args)
+        except ValueError:
+            return False
+        return True
 
-        Found by experiment: return only one parameter, once as mapped and once as shared.
-        """
-
-        def works(slot: int, axis: int | None) -> bool:
-            lanes = fork.lanes(call.pure(self._fun), self._lane_index)
-            only = self._map(lambda *a: (None, lanes(*a)[1][slot]), args, axes, axis)
-            try:
-                jax.eval_shape(only, fork.values, *args)
-            except ValueError:
-                return False
-            return True
-
+    try:
+        of_params = axes[: len(call.inventory.params)]
+        result, values = mapped(lanes(), (out_axes, of_params))(fork.values, *args)
+    except ValueError as error:
         shared = [slot for slot in sorted(call.written) if axes[slot] is None]
-        culprits = [slot for slot in shared if works(slot, 0) and not works(slot, None)]
-        if culprits:
-            paths = ", ".join(f"`{call.inventory.paths[slot]}`" for slot in culprits)
-            raise TrackingError(
-                f"Under vmap, {paths} is shared by all lanes but was set to a value that differs "
-                "between them. Map it (`kwargs_mask`), or reduce the value over the axis first "
-                "(`jax.lax.pmean(value, axis_name)`).",
-                code="batched_write",
-                path=call.inventory.paths[culprits[0]],
-            ) from error
+        divided = [slot for slot in shared if comes_back(slot, 0) and not comes_back(slot, None)]
+        if divided:
+            raise _differs_between_lanes([call.inventory.paths[s] for s in divided]) from error
+        raise
+    return fork.finish(result, values)
+
+
+def _differs_between_lanes(paths: list[str]) -> TrackingError:
+    return TrackingError(
+        f"Under vmap, {', '.join(f'`{path}`' for path in paths)} is shared by all lanes but was set to a "
+        "value that differs between them. Map it (`kwargs_mask`), or reduce the value over the axis first "
+        "(`jax.lax.pmean(value, axis_name)`).",
+        code="batched_write",
+        path=paths[0],
+    )
 
 
 def vmap(
@@ -186,54 +159,34 @@ def vmap(
         [0.0, 1.0, 2.0]
     """
     return decorator(
-        Vmap,
-        fun,
-        kwargs_mask=kwargs_mask,
-        in_axes=in_axes,
-        out_axes=out_axes,
-        axis_name=axis_name,
-        axis_size=axis_size,
-        spmd_axis_name=spmd_axis_name,
+        Traced, fun, name="vmap", run=_vmap, kwargs_mask=kwargs_mask, in_axes=in_axes, out_axes=out_axes,
+        axis_name=axis_name, axis_size=axis_size, spmd_axis_name=spmd_axis_name,
+    )  # fmt: skip
+
+
+def _shard_map(
+    call: Call,
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    mesh: Mesh,
+    in_specs: Any,
+    out_specs: Any,
+    kwargs_mask: Any,
+    check_vma: bool,
+) -> Any:
+    replicated = PartitionSpec()
+    specs = resolve_mask(kwargs_mask, call.inventory, replicated)
+    fork = Fork(call, [spec == replicated for spec in specs])
+    mapped = jax.shard_map(
+        fork.lanes(call.pure(fun), lambda: jax.lax.axis_index(mesh.axis_names)),
+        mesh=mesh,
+        in_specs=(specs, *(in_specs if isinstance(in_specs, (tuple, list)) else (in_specs,))),
+        out_specs=(out_specs, specs[: len(call.inventory.params)]),
+        check_vma=check_vma,
     )
-
-
-class ShardMap(Transformation):
-    """A function mapped over shards; see `shard_map`."""
-
-    def __init__(
-        self,
-        f: Callable[..., Any],
-        *,
-        mesh: Mesh,
-        in_specs: Any,
-        out_specs: Any,
-        kwargs_mask: Any = None,
-        check_vma: bool = True,
-    ) -> None:
-        super().__init__(
-            f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, kwargs_mask=kwargs_mask,
-            check_vma=check_vma,
-        )  # fmt: skip
-        self._mesh = mesh
-        self._in_specs = in_specs if isinstance(in_specs, (tuple, list)) else (in_specs,)
-        self._out_specs = out_specs
-        self._mask = kwargs_mask
-        self._check_vma = check_vma
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call = Call(kwargs)
-        replicated = PartitionSpec()
-        specs = resolve_mask(self._mask, call.inventory, replicated)
-        fork = Fork(call, [spec == replicated for spec in specs])
-        mapped = jax.shard_map(
-            fork.lanes(call.pure(self._fun), lambda: jax.lax.axis_index(self._mesh.axis_names)),
-            mesh=self._mesh,
-            in_specs=(specs, *self._in_specs),
-            out_specs=(self._out_specs, specs[: len(call.inventory.params)]),
-            check_vma=self._check_vma,
-        )
-        result, values = mapped(fork.values, *args)
-        return fork.finish(result, values)
+    result, values = mapped(fork.values, *args)
+    return fork.finish(result, values)
 
 
 def shard_map(
@@ -259,11 +212,6 @@ def shard_map(
     Random generators that are replicated give every shard its own keys.
     """
     return decorator(
-        ShardMap,
-        f,
-        mesh=mesh,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        kwargs_mask=kwargs_mask,
-        check_vma=check_vma,
-    )
+        Traced, f, name="shard_map", run=_shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs,
+        kwargs_mask=kwargs_mask, check_vma=check_vma,
+    )  # fmt: skip

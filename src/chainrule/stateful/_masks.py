@@ -19,8 +19,8 @@ from typing import Any
 
 from chainrule._errors import InputError
 from chainrule.stateful._call import Inventory, keyword_of
-from chainrule.stateful._containers import Container
 from chainrule.stateful._module import Module
+from chainrule.stateful._nodes import Branch
 from chainrule.stateful._params import BaseParam, Param, ParamCache, StaticParam
 from chainrule.stateful._random import RKG
 from chainrule.stateful._snapshots import Snapshot, same
@@ -402,7 +402,7 @@ def _chooser(entry: Any, off: Any) -> Callable[..., Any]:
         entry = Mask(entry)
     if isinstance(entry, Mask):
         return lambda param, *paths: off if param is None else entry.value(param, *paths)
-    if isinstance(entry, (Module, Container, dict, list, tuple)) and not _is_spec(entry):
+    if isinstance(entry, (Branch, dict, list, tuple)) and not _is_spec(entry):
         places = dict(_places(entry))
 
         def choose(param: Any, *paths: str) -> Any:
@@ -452,7 +452,7 @@ def _is_spec(entry: Any) -> bool:
 
 def _named_places(entry: Any, path: str = "") -> Iterator[str]:
     """The places that a user's own containers name and do not switch off."""
-    if isinstance(entry, dict) and not isinstance(entry, Container):
+    if isinstance(entry, dict) and not isinstance(entry, Branch):
         for key, value in entry.items():
             yield from _named_places(value, join(path, str(key)))
     elif path and entry is not None and entry is not False:
@@ -462,7 +462,7 @@ def _named_places(entry: Any, path: str = "") -> Iterator[str]:
 def _places(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(tree, StaticParam):
         return
-    if isinstance(tree, (Module, Container)):
+    if isinstance(tree, Branch):
         pairs = named_pairs(tree)
     elif isinstance(tree, dict):
         pairs = [(str(key), value) for key, value in tree.items()]

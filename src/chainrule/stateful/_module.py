@@ -1,24 +1,27 @@
-"""Modules: ordinary mutable objects that are pytrees of their attributes.
+"""Modules, ordinary mutable objects that are pytrees of their attributes; and the containers inside them.
 
 Assign parameters, other modules, containers of those, and anything that is structure (numbers, names,
 functions). Attributes are visited in alphabetical order, so the order of assignment never matters.
+
+A module turns the plain lists, dictionaries and tuples assigned to it into its own. They are the same to use,
+refuse to be edited inside a transformed function, tell jitted functions when they are edited outside, and are
+pytree nodes whose items without arrays (activation functions, names) are structure, not leaves.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import equinox as eqx
 import jax
-from jax.tree_util import GetAttrKey, register_pytree_with_keys
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey, register_pytree_with_keys
 
 from chainrule._jaxpr import current_trace
-from chainrule.stateful._containers import adopt, rebuild
 from chainrule.stateful._frames import birth, guard_edit, restructured
-from chainrule.stateful._nodes import Node, Pairs, is_node, split
+from chainrule.stateful._nodes import Branch, Node, Pairs, check_structure, has_leaves, is_node
 from chainrule.stateful._params import StaticParam
-from chainrule.stateful._snapshots import Snapshot, pack
 
 M = TypeVar("M", bound="Module")
 
@@ -31,7 +34,7 @@ class Mode(enum.IntEnum):
     EVAL = 2
 
 
-class Module(Node):
+class Module(Branch):
     """A mutable object whose attributes form a pytree.
 
     Inside a function transformed by `chainrule.stateful`, a module passed by keyword is the caller's own
@@ -85,15 +88,9 @@ class Module(Node):
         self.__dict__.update(pairs)
         return self
 
-    def _flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
-        dynamic, static = split(self.pairs())
-        children = [(GetAttrKey(name), value) for name, value in dynamic]
-        return children, (tuple(name for name, _ in dynamic), Snapshot(static))
-
-    @classmethod
-    def _unflatten(cls: type[M], aux: Any, children: Iterable[Any]) -> M:
-        names, static = aux
-        return cls.from_pairs([*zip(names, children, strict=True), *static.value])
+    @staticmethod
+    def _key_entry(key: Any) -> Any:
+        return GetAttrKey(key)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(getattr(type(self), name, None), property):
@@ -111,9 +108,6 @@ class Module(Node):
         object.__delattr__(self, name)
         restructured(self)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return rebuild, (type(self), [(name, pack(value)) for name, value in self.pairs()])
-
     def submodules(self, cls: type | tuple[type, ...] | None = None) -> Iterator[Module]:
         """The nearest modules inside this one, each once; with `cls`, the nearest of that class.
 
@@ -124,7 +118,7 @@ class Module(Node):
 
         def search(tree: Any) -> Iterator[Module]:
             for node in jax.tree.leaves(tree, is_leaf=is_node):
-                if id(node) in seen or not hasattr(node, "pairs"):
+                if id(node) in seen or not isinstance(node, Branch):
                     continue
                 seen.add(id(node))
                 if isinstance(node, kinds):
@@ -180,3 +174,142 @@ class Module(Node):
 
 
 register_pytree_with_keys(Module, Module._flatten_with_keys, Module._unflatten)
+
+
+def adopt(value: Any, where: str) -> Any:
+    """What a module stores when `value` is assigned to it.
+
+    Plain containers become ones that know when they change, an equinox module with arrays becomes a
+    `Layer` (its arrays become parameters), a bare array is refused, everything else stays as it is.
+    """
+    if isinstance(value, Node):
+        return value
+    container = _CONTAINERS.get(type(value))
+    if container is not None:
+        return container(value)
+    if isinstance(value, eqx.Module) and has_leaves(value):
+        from chainrule.stateful.layers._layer import Layer
+
+        return Layer(value)
+    check_structure(value, where)
+    return value
+
+
+class List(Branch, list):
+    """A list inside a module."""
+
+    __slots__ = ("__weakref__", "_birth", "_trace", "_watches")
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self._birth = birth()
+        self._watches = ()
+        self._trace = current_trace()
+        list.__init__(self, items)
+        self._adopt_items()
+
+    def _adopt_items(self) -> None:
+        for index, item in enumerate(self):
+            list.__setitem__(self, index, adopt(item, f"[{index}]"))
+
+    def pairs(self) -> Pairs:
+        return list(enumerate(self))
+
+    @staticmethod
+    def _key_entry(key: Any) -> Any:
+        return SequenceKey(key)
+
+    @classmethod
+    def from_pairs(cls, pairs: Pairs) -> List:
+        self = cls()
+        list.extend(self, (item for _, item in pairs))
+        return self
+
+
+class Dict(Branch, dict):
+    """A dictionary inside a module. The order of its keys is kept: a model may loop over them."""
+
+    __slots__ = ("__weakref__", "_birth", "_trace", "_watches")
+
+    def __init__(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = ()) -> None:
+        self._birth = birth()
+        self._watches = ()
+        self._trace = current_trace()
+        dict.__init__(self, items)
+        self._adopt_items()
+
+    def _adopt_items(self) -> None:
+        for key, item in self.items():
+            dict.__setitem__(self, key, adopt(item, f"{{{key}}}"))
+
+    def pairs(self) -> Pairs:
+        return list(self.items())
+
+    @staticmethod
+    def _key_entry(key: Any) -> Any:
+        return DictKey(key)
+
+    @classmethod
+    def from_pairs(cls, pairs: Pairs) -> Dict:
+        self = cls()
+        dict.update(self, pairs)
+        return self
+
+
+class Tuple(Branch, tuple):
+    """A tuple inside a module. It never changes, so it needs no marks of its own."""
+
+    __slots__ = ()
+    _birth = 0
+    _watches = ()
+
+    def __new__(cls, items: Iterable[Any] = ()) -> Tuple:
+        return tuple.__new__(cls, [adopt(item, f"[{i}]") for i, item in enumerate(items)])
+
+    def pairs(self) -> Pairs:
+        return list(enumerate(self))
+
+    @staticmethod
+    def _key_entry(key: Any) -> Any:
+        return SequenceKey(key)
+
+    @classmethod
+    def from_pairs(cls, pairs: Pairs) -> Tuple:
+        return tuple.__new__(cls, [item for _, item in pairs])
+
+
+_CONTAINERS: dict[type, Any] = {list: List, dict: Dict, tuple: Tuple}
+_EDITS = {
+    List: ("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse",
+           "__setitem__", "__delitem__", "__iadd__", "__imul__"),
+    Dict: ("update", "setdefault", "pop", "popitem", "clear",
+           "__setitem__", "__delitem__", "__ior__"),
+}  # fmt: skip
+
+
+def _holds(container: Any, key: Any, value: Any) -> bool:
+    try:
+        return container[key] is value
+    except LookupError:
+        return False
+
+
+def _guarded(edit: Any, name: str) -> Any:
+    """A built-in's editing method that checks first, and adopts what was added."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if name == "__setitem__" and _holds(self, *args):
+            return None  # `layers[0] += 1` assigns the parameter it changed
+        guard_edit(self, f"A {type(self).__name__.lower()} of a module was edited ({name})", args)
+        result = edit(self, *args, **kwargs)
+        self._adopt_items()
+        restructured(self)
+        return result
+
+    method.__name__ = name
+    return method
+
+
+for _builtin, _cls in _CONTAINERS.items():
+    for _name in _EDITS.get(_cls, ()):
+        setattr(_cls, _name, _guarded(getattr(_builtin, _name), _name))
+    register_pytree_with_keys(_cls, _cls._flatten_with_keys, _cls._unflatten)

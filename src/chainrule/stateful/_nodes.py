@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from chainrule._errors import DefinitionError
+from chainrule.stateful._snapshots import Snapshot, pack, unpack
 from chainrule.stateful._values import describe
 
 Pairs = list[tuple[Any, Any]]
@@ -36,6 +37,59 @@ class Node:
     _trace: Any
 
 
+class Branch(Node):
+    """A node with parts: a module, or a container that belongs to one.
+
+    As a pytree its children are the parts with arrays. The order of the parts, and those without arrays, are
+    structure.
+    """
+
+    __slots__ = ()
+
+    def pairs(self) -> Pairs:
+        """Keys and parts in their order."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_pairs(cls, pairs: Pairs) -> Any:
+        """A branch with these parts, which are taken as they are; `__init__` is not called."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _key_entry(key: Any) -> Any:
+        """A key as JAX names it in paths."""
+        raise NotImplementedError
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (type(self), [(key, pack(part)) for key, part in self.pairs()])
+
+    def _flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], Any]:
+        pairs = self.pairs()
+        dynamic, static = _split(pairs)
+        children = [(self._key_entry(key), part) for key, part in dynamic]
+        order = tuple(key for key, _ in pairs)
+        return children, (order, tuple(key for key, _ in dynamic), Snapshot(static))
+
+    @classmethod
+    def _unflatten(cls, aux: Any, children: Iterable[Any]) -> Any:
+        order, keys, static = aux
+        parts = dict([*zip(keys, children, strict=True), *static.value])
+        return cls.from_pairs([(key, parts[key]) for key in order])
+
+
+def _rebuild(cls: type[Branch], pairs: Pairs) -> Any:
+    return cls.from_pairs([(key, unpack(part)) for key, part in pairs])
+
+
+def _split(pairs: Pairs) -> tuple[Pairs, Pairs]:
+    """Separate parts with leaves from those that are structure."""
+    dynamic: Pairs = []
+    static: Pairs = []
+    for key, part in pairs:
+        (dynamic if has_leaves(part) else static).append((key, part))
+    return dynamic, static
+
+
 def is_node(x: Any) -> bool:
     """Whether a tree walk should stop here and treat `x` by its identity."""
     return isinstance(x, Node)
@@ -54,15 +108,6 @@ def has_leaves(value: Any) -> bool:
         return False
     leaves = jax.tree.leaves(value, is_leaf=is_node)
     return any(isinstance(leaf, (Node, jax.Array, np.ndarray)) for leaf in leaves)
-
-
-def split(pairs: Iterable[tuple[Any, Any]]) -> tuple[Pairs, Pairs]:
-    """Separate (key, value) pairs into those with leaves and those that are structure."""
-    dynamic: Pairs = []
-    static: Pairs = []
-    for key, value in pairs:
-        (dynamic if has_leaves(value) else static).append((key, value))
-    return dynamic, static
 
 
 def check_structure(value: Any, where: str) -> None:

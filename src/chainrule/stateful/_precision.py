@@ -8,37 +8,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from chainrule.stateful._call import Call, Transformation, decorator
+from chainrule.stateful._call import Call, Traced, decorator
 from chainrule.stateful._masks import TRAINABLE, resolve_mask
 
 
-class Precision(Transformation):
-    """A function that computes in a dtype of its own; see `precision`."""
-
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        *,
-        compute: Any,
-        output: Any = None,
-        kwargs_mask: Any = TRAINABLE,
-    ) -> None:
-        super().__init__(fun, compute=compute, output=output, kwargs_mask=kwargs_mask)
-        self._compute = jnp.dtype(compute)
-        self._output = None if output is None else jnp.dtype(output)
-        self._mask = kwargs_mask
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        call = Call(kwargs)
-        is_cast = resolve_mask(self._mask, call.inventory, False)
-        count = len(call.inventory.params)
-        values = [
-            _cast(value, self._compute) if chosen or slot >= count else value
-            for slot, (value, chosen) in enumerate(zip(call.values, is_cast, strict=True))
-        ]
-        result, new = call.pure(self._fun)(values, *_cast(args, self._compute))
-        kept = [_like(value, old) for value, old in zip(new, call.values[:count], strict=True)]
-        return call.finish(result if self._output is None else _cast(result, self._output), kept)
+def _precision(
+    call: Call,
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    *,
+    compute: Any,
+    output: Any,
+    kwargs_mask: Any,
+) -> Any:
+    is_cast = resolve_mask(kwargs_mask, call.inventory, False)
+    count = len(call.inventory.params)
+    values = [
+        _cast(value, compute) if chosen or slot >= count else value
+        for slot, (value, chosen) in enumerate(zip(call.values, is_cast, strict=True))
+    ]
+    result, new = call.pure(fun)(values, *_cast(args, compute))
+    kept = [_like(value, old) for value, old in zip(new, call.values[:count], strict=True)]
+    return call.finish(result if output is None else _cast(result, output), kept)
 
 
 def precision(
@@ -71,7 +62,10 @@ def precision(
         >>> grad(loss, kwargs_mask=True)(jnp.ones(2), w=w)["w"].dtype.name
         'float32'
     """
-    return decorator(Precision, fun, compute=compute, output=output, kwargs_mask=kwargs_mask)
+    return decorator(
+        Traced, fun, name="precision", run=_precision, compute=jnp.dtype(compute),
+        output=None if output is None else jnp.dtype(output), kwargs_mask=kwargs_mask,
+    )  # fmt: skip
 
 
 def _cast(tree: Any, dtype: Any) -> Any:

@@ -6,8 +6,7 @@ import html
 from dataclasses import dataclass
 from typing import Any
 
-from chainrule.stateful._module import Module
-from chainrule.stateful._nodes import Node
+from chainrule.stateful._nodes import Branch, Node
 from chainrule.stateful._values import describe, nbytes
 from chainrule.stateful._walk import Structure, named_pairs
 
@@ -107,7 +106,7 @@ def render(node: Node, indent: int = 0, seen: set[int] | None = None) -> str:
     for key, value in named_pairs(node):
         if key.startswith("_"):
             continue
-        is_branch = isinstance(value, Module) or hasattr(value, "pairs")
+        is_branch = isinstance(value, Branch)
         text = render(value, indent + 1, seen) if is_branch else repr(value)
         lines.append(f"{pad}{key}: {text}")
     body = "\n".join(lines)

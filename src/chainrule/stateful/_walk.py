@@ -14,9 +14,7 @@ import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from chainrule._paths import Key, Segment, join_path
-from chainrule.stateful._containers import Container
-from chainrule.stateful._module import Module
-from chainrule.stateful._nodes import Node, has_leaves, is_node
+from chainrule.stateful._nodes import Branch, Node, has_leaves, is_node
 from chainrule.stateful._params import BaseParam, DynamicParam, StaticParam
 from chainrule.stateful._snapshots import Snapshot
 
@@ -154,8 +152,6 @@ class Structure:
 
 def named_pairs(node: Any) -> list[tuple[str, Any]]:
     """The parts of a module or container with their path segments."""
-    if isinstance(node, Module):
-        return node.pairs()
     return [(join_path(_segment(node._key_entry(key))), value) for key, value in node.pairs()]
 
 
@@ -171,7 +167,7 @@ def replicate(tree: Any, replace: Callable[[str, BaseParam], Any], path: str = "
     """
     if isinstance(tree, BaseParam):
         return replace(path, tree)
-    if isinstance(tree, (Module, Container)):
+    if isinstance(tree, Branch):
         pairs = tree.pairs()
         names = [name for name, _ in named_pairs(tree)]
         copies = [

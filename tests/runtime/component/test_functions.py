@@ -313,7 +313,7 @@ def test_a_step_for_some_paths():
         (["finite"], "found a list"),
         ({"algorithmn": "central"}, "Did you mean 'algorithm'"),
         ({"step": 1.0}, "algorithm, eps, num_samples, seed, sparsity, executor, show_progress"),
-        ({"algorithm": "richardsen"}, "did you mean 'richardson'"),
+        ({"algorithm": "richardsen"}, "Did you mean 'richardson'"),
         ({"algorithm": 3}, "one of central, forward"),
         ({"eps": "small"}, 'a positive number, .*or "auto"'),
         ({"eps": -1.0}, "positive number"),

@@ -73,6 +73,20 @@ def test_values(step, step_2):
     assert step_2.apply({})["outputs"] == {"y": 2.0, "echo": "plain"}
 
 
+def test_one_validated_point_in_a_loop(step, step_2):
+    x = X.copy()
+    point = step.input_schema(**{**POINT, "states": {"x": x}})
+    for g in (1.0, 4.0):
+        for _ in range(3):
+            point.parameters.g = g
+            found = step(point)["derivatives"]["x"]
+            np.testing.assert_allclose(found, rates(x, U, K, g)[0], rtol=1e-13)
+            x = x + 0.1 * found
+            point.states.x = x
+    point = step_2.input_schema(parameters={"doubled": True, "label": "new"})
+    assert step_2(point)["outputs"] == step_2.apply(point)["outputs"] == {"y": 4.0, "echo": "new"}
+
+
 def test_products_are_those_of_the_fmu(step):
     for name in ("jacobian_vector_product", "vector_jacobian_product"):
         assert step.capabilities[name].status == "native"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -29,7 +28,6 @@ from chainrule.serve.internal import (
 
 POOL_PREFIX = "pool:"
 
-_TOLD = tuple(field.name for field in fields(Call) if field.name not in ("body", "watcher", "room"))
 # A body is decoded here only to find its replica, which must cost less than another forward pass.
 _READ_JSON_BYTES = 1 << 16
 
@@ -131,12 +129,11 @@ class RayServerPool(Pool):
 
     def _ask(self, call: Call, ticket: Ticket) -> Envelope:
         assert self._pool is not None
-        told = {name: getattr(call, name) for name in _TOLD}
         body = as_shared(call.body)
         return self._pool.attempt(
             call.endpoint,
             self._point(call),
-            lambda replica: replica.answer(told, body, ticket),  # type: ignore[attr-defined]
+            lambda replica: replica.answer(call.told, body, ticket),  # type: ignore[attr-defined]
             ticket,
         )
 

@@ -30,7 +30,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -49,11 +49,11 @@ from chainrule.runtime._component._definition import Definition, Implementation
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._loading import read_mapping
 from chainrule.runtime._component._local import LocalComponent
-from chainrule.runtime._component._models import is_model_class
 from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import ArraySpec, array_leaves, array_type
+from chainrule.runtime._schema._leaves import is_model_class
 from chainrule.runtime._schema._spec import make_spec
 
 _log = logging.getLogger(__name__)
@@ -119,46 +119,29 @@ def from_command(
         array_leaves(schemas[1]),
     )
     commands = {"apply": tuple(command), **{k: tuple(v) for k, v in (endpoints or {}).items()}}
-    definition = define_command(
-        program,
-        commands,
-        name=name or Path(command[0]).stem,
-        version=version,
-        description=description,
-        input_schema=schemas[0],
-        output_schema=schemas[1],
-        derivatives=derivatives,
-    )
-    return LocalComponent(definition, config)
-
-
-def define_command(
-    program: _Program,
-    commands: Mapping[str, tuple[str, ...]],
-    *,
-    derivatives: Derivatives = None,
-    **facts: Any,
-) -> Definition:
-    """The definition of a component whose endpoints are commands."""
-    for endpoint, command in commands.items():
+    for endpoint, arguments in commands.items():
         if endpoint not in ENDPOINTS:
             raise DefinitionError(
                 f"Unknown endpoint {endpoint!r}; there are {', '.join(ENDPOINTS)}.",
                 code="bad_endpoint",
             )
-        program.check(command)
+        program.check(arguments)
     functions = {name: _endpoint_function(program, name, c) for name, c in commands.items()}
     implementations = {name: Implementation(f) for name, f in functions.items()}
     if derivatives is not None:
-        schemas = facts["input_schema"], facts["output_schema"]
         finite = finite_implementations(functions["apply"], derivatives, *schemas)
         implementations = finite | implementations
-    return Definition(
+    definition = Definition(
+        name=name or Path(command[0]).stem,
+        version=version,
+        description=description,
+        input_schema=schemas[0],
+        output_schema=schemas[1],
         implementations=implementations,
         function=functions["apply"],
-        content_hash=_hash_commands(program, commands, facts),
-        **facts,
+        content_hash=_hash_commands(program, commands, schemas),
     )
+    return LocalComponent(definition, config)
 
 
 def _endpoint_function(
@@ -170,9 +153,11 @@ def _endpoint_function(
 
 
 def _hash_commands(
-    program: _Program, commands: Mapping[str, tuple[str, ...]], facts: Mapping[str, Any]
+    program: _Program, commands: Mapping[str, tuple[str, ...]], schemas: Iterable[type[BaseModel]]
 ) -> str:
-    parts = [("schemas", _schema_text(facts).encode()), ("decks", repr(program.decks).encode())]
+    fields = [item for schema in schemas for item in schema.model_fields.items()]
+    declared = "\n".join(f"{name}: {field.annotation!r}" for name, field in fields)
+    parts = [("schemas", declared.encode()), ("decks", repr(program.decks).encode())]
     for endpoint, command in sorted(commands.items()):
         parts.append((endpoint, "\0".join(command).encode()))
         for argument in command:
@@ -180,15 +165,6 @@ def _hash_commands(
             if file.is_file():
                 parts.append((argument, file.read_bytes()))
     return hash_parts(parts)
-
-
-def _schema_text(facts: Mapping[str, Any]) -> str:
-    schemas = (facts["input_schema"], facts["output_schema"])
-    return "\n".join(
-        f"{name}: {field.annotation!r}"
-        for schema in schemas
-        for name, field in schema.model_fields.items()
-    )
 
 
 @dataclass(frozen=True)
@@ -354,15 +330,11 @@ def read_result(file: Path, format: Format, limits: Limits) -> Any:
             code="output_too_large",
         )
     try:
-        return _read_json(file) if format == "json" else _read_npz(file)
+        return json.loads(file.read_text("utf-8")) if format == "json" else _read_npz(file)
     except Exception as error:
         raise ComponentError(
             f"The command wrote a result that is not {format}: {error}", code="command_bad_output"
         ) from error
-
-
-def _read_json(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _read_npz(file: Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from chainrule._describe import describe_value
+from chainrule._device import own_copy
 from chainrule._endpoints import (
     DERIVATIVES,
     HVP,
@@ -39,8 +40,7 @@ from chainrule._endpoints import (
     VJP,
     DerivativeKind,
 )
-from chainrule._errors import ComponentError, DefinitionError, InputError
-from chainrule._own_arrays import own_copy
+from chainrule._errors import ComponentError, DefinitionError
 from chainrule._paths import matches_pattern
 from chainrule._progress import unheard
 from chainrule._sparsity import is_block, read_blocks
@@ -60,7 +60,7 @@ from chainrule.runtime._derivatives._differences import (
     finite_difference_jvp,
     finite_difference_vjp,
 )
-from chainrule.runtime._derivatives._stencils import ALGORITHMS, check_eps, find_stencil
+from chainrule.runtime._derivatives._stencils import ALGORITHMS, find_stencil, is_eps
 from chainrule.runtime._schema import differentiable_leaves
 
 _PRODUCTS: dict[DerivativeKind, Callable[..., Any]] = {
@@ -74,26 +74,17 @@ def with_derivatives(
 ) -> dict[str, Implementation]:
     """What was given, and the derivative endpoints that follow from it.
 
-    Args:
-        given: the implementations so far.
-        schemas: of the component.
-        derive_hvp: take second derivatives by differencing the VJP where there are none.
-
     Raises:
         DefinitionError: a derivative is defined although nothing is differentiable
             (`nothing_differentiable`).
     """
     found = dict(given)
-    if _is_differentiable(schemas):
+    if schemas.differentiable["inputs"] and schemas.differentiable["outputs"]:
         _complete_first_order(found)
         _complete_from_vjp(found, derive_hvp)
     else:
         _refuse_derivatives(found)
     return found
-
-
-def _is_differentiable(schemas: Schemas) -> bool:
-    return all(schemas.differentiable[side] for side in ("inputs", "outputs"))
 
 
 def _refuse_derivatives(found: dict[str, Implementation]) -> None:
@@ -277,88 +268,62 @@ def _read_options(derivatives: Any) -> dict[str, Any]:
     if derivatives == "finite":
         return {"eps": "auto"}
     if not isinstance(derivatives, Mapping):
-        raise _bad(f"expected {_ALLOWED}; found {_shown(derivatives)}.{_meant(derivatives)}")
-    for name in derivatives:
-        if name not in _CHECKS:
-            close = difflib.get_close_matches(str(name), _CHECKS, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise _bad(f"there is no option {name!r}; there are {', '.join(_CHECKS)}.{hint}")
-        expected = _CHECKS[name](derivatives[name])
-        if expected is not None:
-            found = _shown(derivatives[name])
-            raise _bad(f"the option {name!r} is {expected}; found {found}.")
+        meant = ""
+        if isinstance(derivatives, str):
+            is_algorithm = derivatives in ALGORITHMS
+            option = f'{{"algorithm": "{derivatives}"}}' if is_algorithm else '"finite"'
+            meant = f" Write derivatives={option}."
+        raise _bad(
+            'expected "finite" or a dictionary of options such as {"algorithm": "richardson"}; found '
+            f"{_shown(derivatives)}.{meant}"
+        )
+    for name, value in derivatives.items():
+        if name not in _OPTIONS:
+            raise _bad(
+                f"there is no option {name!r}; there are {', '.join(_OPTIONS)}.{_close(name, _OPTIONS)}"
+            )
+        fits, expected = _OPTIONS[name]
+        if not fits(value):
+            hint = _close(value, ALGORITHMS) if name == "algorithm" else ""
+            raise _bad(f"the option {name!r} is {expected}; found {_shown(value)}.{hint}")
     return {"eps": "auto", **derivatives}
 
 
-_ALLOWED = '"finite" or a dictionary of options such as {"algorithm": "richardson"}'
-
-
-def _meant(found: Any) -> str:
-    if isinstance(found, str) and found in ALGORITHMS:
-        return f' Write derivatives={{"algorithm": "{found}"}}.'
-    return ' Write derivatives="finite".' if isinstance(found, str) else ""
+def _close(name: Any, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, (str, int, float)) else describe_value(value)
 
 
-def _algorithm(value: Any) -> str | None:
-    try:
-        find_stencil(value)
-    except (InputError, TypeError):
-        close = difflib.get_close_matches(str(value), ALGORITHMS, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        return f"one of {', '.join(ALGORITHMS)}{hint}"
-    return None
-
-
-def _eps(value: Any) -> str | None:
-    try:
-        check_eps(value)
-    except InputError:
-        return 'a positive number, a dictionary of one per input path, or "auto"'
-    return None
-
-
-def _num_samples(value: Any) -> str | None:
-    fits = value is None or (isinstance(value, int) and value >= 1)
-    return None if fits else "an integer of 1 or more"
-
-
-def _seed(value: Any) -> str | None:
-    return None if value is None or isinstance(value, int) else "an integer or None"
-
-
-def _sparsity(value: Any) -> str | None:
+def _is_sparsity(value: Any) -> bool:
     if value is None or (isinstance(value, str) and value == "detect"):
-        return None
+        return True
     try:
         read_blocks({"": {"": value}} if is_block(value) else value)
     except ValueError:
-        return '"detect" or a pattern, as `@component(sparsity=...)` takes it'
-    return None
+        return False
+    return True
 
 
-def _executor(value: Any) -> str | None:
-    fits = value is None or hasattr(value, "submit")
-    return None if fits else "an executor, with a method submit"
-
-
-def _show_progress(value: Any) -> str | None:
-    return None if isinstance(value, bool) else "True or False"
-
-
-_CHECKS: dict[str, Callable[[Any], str | None]] = {
-    "algorithm": _algorithm,
-    "eps": _eps,
-    "num_samples": _num_samples,
-    "seed": _seed,
-    "sparsity": _sparsity,
-    "executor": _executor,
-    "show_progress": _show_progress,
+_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "algorithm": (lambda value: value in ALGORITHMS, f"one of {', '.join(ALGORITHMS)}"),
+    "eps": (is_eps, 'a positive number, a dictionary of one per input path, or "auto"'),
+    "num_samples": (
+        lambda value: value is None or (isinstance(value, int) and value >= 1),
+        "an integer of 1 or more",
+    ),
+    "seed": (lambda value: value is None or isinstance(value, int), "an integer or None"),
+    "sparsity": (_is_sparsity, '"detect" or a pattern, as `@component(sparsity=...)` takes it'),
+    "executor": (
+        lambda value: value is None or hasattr(value, "submit"),
+        "an executor, with a method submit",
+    ),
+    "show_progress": (lambda value: isinstance(value, bool), "True or False"),
 }
-"""Option → what its value has to be, or `None` where it is."""
+"""Option → whether a value can be used, and what it has to be."""
 
 
 def _check_paths(
@@ -374,12 +339,7 @@ def _check_paths(
                 "`differentiable float64[3]` in a command file).",
                 code="nothing_differentiable",
             )
-    if isinstance(options["eps"], Mapping):
-        _check_steps(options["eps"], inputs)
-
-
-def _check_steps(steps: Collection[str], inputs: Collection[str]) -> None:
-    for path in steps:
+    for path in options["eps"] if isinstance(options["eps"], Mapping) else ():
         if not any(matches_pattern(path, pattern) for pattern in inputs):
             raise _bad(f"eps names {path!r}; the differentiable inputs are {', '.join(inputs)}.")
 

@@ -24,9 +24,15 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from chainrule._device import DeviceLibrary, is_on_device, is_tensor, library_for, to_host
+from chainrule._device import (
+    DeviceLibrary,
+    is_on_device,
+    is_tensor,
+    library_for,
+    own_copy_of_array,
+    to_host,
+)
 from chainrule._errors import DefinitionError
-from chainrule._own_arrays import own_copy_of_array
 from chainrule._trees import is_arraylike, map_leaves
 from chainrule.runtime._component._definition import Implementation
 from chainrule.runtime._residuals import RESIDUALS, WithResiduals

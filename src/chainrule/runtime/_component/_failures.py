@@ -4,7 +4,7 @@
 first problem in full (code, path, reason) and carries the first twenty in `details["problems"]` in the form
 that the peer's clients read. It never contains the data.
 
-`call_author` calls the author's function: every exception of it comes out as a `ComponentError`.
+`failure_of` makes one of an exception of the author's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,7 @@ from chainrule._errors import (
 )
 from chainrule._paths import loc_to_path
 from chainrule.runtime._component._isolation import install_advice, without_package
-from chainrule.runtime._component._models import is_model_class
+from chainrule.runtime._schema._leaves import is_model_class
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -37,41 +37,6 @@ if TYPE_CHECKING:
 _MAX_CLASSES = 10
 _MAX_FRAMES = 200  # of a traceback that are searched: endless recursion has as many as one likes
 _OURS = str(Path(__file__).parents[2])
-
-
-def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Call the author's function.
-
-    Errors of Chainrule pass: an author raises `InputError` to say that the caller is at fault. Everything
-    else, an exit included, becomes a `ComponentError` with the author's exception as its cause; so does what
-    another component that the author called refused, for that is not the caller's mistake. A result of
-    `None` is refused with a hint at a missing `return`.
-    """
-    try:
-        result = function(*args, **kwargs)
-    except ChainruleError as error:
-        if _is_of_another_component(error):
-            called = error.details.get("refused_by", "another component")
-            raise ComponentError(
-                f"{endpoint} called {called}, which refused: {error.message}",
-                code="inner_call_refused",
-            ) from error
-        raise
-    except ValidationError as error:
-        raise bad_output(error, None, endpoint=endpoint) from error
-    except SystemExit as error:
-        raise ComponentError(
-            f"{endpoint} tried to exit the process with status {error.code!r}. A component returns "
-            "or raises; it does not exit.",
-            code="component_exited",
-        ) from error
-    except Exception as error:
-        raise failure_of(endpoint, error) from error
-    if result is None:
-        raise ComponentError(
-            f"{endpoint} returned None. Does its function end with `return`?", code="bad_output"
-        )
-    return result
 
 
 def failure_of(endpoint: str, error: BaseException) -> ComponentError:
@@ -143,7 +108,7 @@ def _is_installed(file: str) -> bool:
     )
 
 
-def _is_of_another_component(error: ChainruleError) -> bool:
+def is_of_another_component(error: ChainruleError) -> bool:
     """Whether a refusal comes from a component that the author called; from elsewhere it has a status."""
     is_refusal = isinstance(error, (InputError, CapabilityError))
     return is_refusal and (

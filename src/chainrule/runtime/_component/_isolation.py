@@ -293,8 +293,8 @@ class _PrivateLoader(SourceFileLoader):
 PEER_MODULES = {
     "tesseract_core.runtime": "chainrule.runtime",
     "tesseract_core.runtime.config": "chainrule.runtime._runs",
-    "tesseract_core.runtime.cuda": "chainrule.runtime._component._peer_cuda",
-    "tesseract_core.runtime.cuda.ipc": "chainrule.runtime._component._peer_cuda",
+    "tesseract_core.runtime.cuda": "chainrule._device",
+    "tesseract_core.runtime.cuda.ipc": "chainrule._device",
     "tesseract_core.runtime.experimental": "chainrule.runtime.experimental",
     "tesseract_core.runtime.file_interactions": "chainrule.runtime._files",
     "tesseract_core.runtime.jax_recipes": "chainrule.runtime.jax_recipes",
@@ -306,13 +306,11 @@ PEER_MODULES = {
 
 def resolve_peer_module(name: str, fromlist: tuple[str, ...]) -> Any:
     """What `__import__(name, fromlist=…)` returns for a name below `tesseract_core`."""
-    if name == "tesseract_core" and not any(f"{name}.{part}" in PEER_MODULES for part in fromlist):
-        return importlib.import_module(name)
-    if name != "tesseract_core":
-        module = _stand_in(name)
-        if fromlist:
-            return _with_submodules(module, name, fromlist)
-    return _PeerPackage("tesseract_core")
+    if name == "tesseract_core":
+        is_ours = any(f"{name}.{part}" in PEER_MODULES for part in fromlist)
+        return _PeerPackage(name) if is_ours else importlib.import_module(name)
+    _stand_in(name)  # says so where there is none
+    return _PeerPackage(name if fromlist else "tesseract_core")
 
 
 def _stand_in(name: str) -> ModuleType:
@@ -324,13 +322,6 @@ def _stand_in(name: str) -> ModuleType:
             name=name,
         )
     return importlib.import_module(PEER_MODULES[name])
-
-
-def _with_submodules(module: ModuleType, name: str, fromlist: tuple[str, ...]) -> Any:
-    """`from package import submodule` has to find the stand-in of the submodule."""
-    if any(f"{name}.{part}" in PEER_MODULES for part in fromlist):
-        return _PeerPackage(name)
-    return module
 
 
 class _PeerPackage(ModuleType):

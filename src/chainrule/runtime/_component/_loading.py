@@ -39,8 +39,7 @@ from chainrule.runtime._component._isolation import (
     loaded_sources,
     without_package,
 )
-from chainrule.runtime._component._local import LocalComponent
-from chainrule.runtime._component._precision import double_precision, is_narrow
+from chainrule.runtime._component._local import LocalComponent, double_precision, is_narrow
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import Run, activate
 

@@ -1,14 +1,28 @@
-"""`LocalComponent`: a component in this process."""
+"""`LocalComponent`: a component in this process.
+
+A component that declares 64 bits computes in 64 bits, also where JAX is set to 32. JAX computes in 32 bits
+unless `jax_enable_x64` is set, and says nothing when it narrows a 64-bit array. So x64 is enabled wherever
+code of such a component runs. The setting holds for the calling thread and ends with the call:
+
+    while its file runs          `W = jnp.array([0.1])`; only the file that has run says what it declares, so
+                                 it may have to run again (`_loading`)
+    while it answers a call      `_in_double_precision`
+    while a program that computes in 32 bits traces it    not at all: such a program traces the function as
+                                 it was loaded in 32 bits (`LocalComponent.trace_in_32_bits_as`)
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
+from chainrule._device import own_copy
 from chainrule._endpoints import (
     DERIVATIVE_ENDPOINTS,
     ENDPOINTS,
@@ -17,7 +31,6 @@ from chainrule._endpoints import (
     EndpointMethods,
 )
 from chainrule._errors import CapabilityError, ChainruleError, InputError
-from chainrule._own_arrays import own_copy
 from chainrule._sparsity import Sparsity
 from chainrule.runtime._component._definition import (
     ABSENT,
@@ -29,13 +42,13 @@ from chainrule.runtime._component._definition import (
 from chainrule.runtime._component._document import Document
 from chainrule.runtime._component._handlers import (
     Handler,
+    OutputShapes,
+    Payload,
+    can_batch,
     check_fields,
+    derivative_handler,
     evaluation_handler,
-)
-from chainrule.runtime._component._precision import (
-    InDoublePrecision,
-    declares_64_bits,
-    is_narrow,
+    tagged_handler,
 )
 from chainrule.runtime._component._schemas import (
     Context,
@@ -46,11 +59,13 @@ from chainrule.runtime._component._schemas import (
 )
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import Run, activate, current_run
-from chainrule.runtime._schema import ArraySpec
+from chainrule.runtime._schema import ArraySpec, array_leaves
 
 if TYPE_CHECKING:
-    from chainrule.runtime._component._derivative_handlers import OutputShapes
     from chainrule.runtime._component._devices import Place
+
+
+_WIDE = frozenset(("float64", "complex128", "int64", "uint64"))
 
 
 class LocalComponent(EndpointMethods):
@@ -81,7 +96,11 @@ class LocalComponent(EndpointMethods):
         self._definition = definition
         self._jax_function = definition.jax_function
         self._schemas = Schemas(definition.input_schema, definition.output_schema)
-        self.declares_64_bits = declares_64_bits(definition.input_schema, definition.output_schema)
+        self.declares_64_bits = any(
+            spec.dtype in _WIDE
+            for schema in (definition.input_schema, definition.output_schema)
+            for spec in array_leaves(schema).values()
+        )
         self._implementations = implementations = _complete(
             definition.implementations, self._schemas, self.config
         )
@@ -297,24 +316,26 @@ class LocalComponent(EndpointMethods):
         Raises:
             InputError: the request is at fault.
         """
-        shapes = self._output_shapes
-        if (
-            self.place is None
-            or (shapes and shapes.asks_apply)
-            or not self._schemas.are_known_by_types
-        ):
+        config, shapes, schemas = self.config, self._output_shapes, self._schemas
+        is_observed = config.profiling or config.tracing or config.keep_output
+        if self.place is None or is_observed or not schemas.are_known_by_types:
+            return None
+        if shapes is not None and shapes.asks_apply:
             return None
         from chainrule.runtime._component._prepared import prepare
 
-        handler, function = self._handlers[endpoint], self._implementations[endpoint].function
-        with activate(Run(self.config)):
-            context = {**self._context, "own": False}
-            prepared = prepare(endpoint, handler, function, payload, context, arrays)
+        function, context = (
+            self._implementations[endpoint].function,
+            {**self._context, "own": False},
+        )
+        with activate(Run(config)):
+            prepared = prepare(endpoint, schemas, shapes, function, payload, context, arrays)
         if prepared is None:
             return None
 
         def call(others: Sequence[Any]) -> tuple[Any, bool]:
-            with activate(Run(self.config)):
+            precision = double_precision() if self.declares_64_bits else nullcontext()
+            with activate(Run(config)), precision:
                 return prepared(others)
 
         return call
@@ -365,34 +386,23 @@ class LocalComponent(EndpointMethods):
         config = self.config
         return {"grants": config.grants, "limits": config.limits, "dims": {}, "own": True}
 
-    # Imports inside: a component without derivatives starts without their code.
-
     def _make_handler(self, name: str) -> Handler:
-        function, kind, schemas = (
-            self._implementations[name].function,
-            ENDPOINTS[name],
-            self._schemas,
-        )
-        handler: Handler
+        function, kind = self._implementations[name].function, ENDPOINTS[name]
+        schemas, shapes, config = self._schemas, self._output_shapes, self.config
         if isinstance(kind, DerivativeKind):
-            from chainrule.runtime._component._derivative_handlers import derivative_handler
-
-            assert self._output_shapes is not None
-            handler = derivative_handler(kind, schemas, function, self._output_shapes)
+            assert shapes is not None
+            handler = derivative_handler(kind, schemas, function, shapes)
         elif kind is TAGGED:
-            from chainrule.runtime._component._derivative_handlers import tagged_handler
-
             handler = tagged_handler(schemas, function)
         else:
-            shapes = self._output_shapes
-            note = shapes.note if shapes and name == "apply" and shapes.asks_apply else None
-            handler = evaluation_handler(name, schemas, function, note)
-        config = self.config
+            is_learning = name == "apply" and shapes is not None and shapes.asks_apply
+            handler = evaluation_handler(name, schemas, function, shapes if is_learning else None)
         if config.profiling or config.tracing or config.keep_output:
+            # Imported here: most components are not observed.
             from chainrule.runtime._component._observation import observed
 
             handler = observed(name, handler, config)
-        return InDoublePrecision(name, handler) if self.declares_64_bits else handler
+        return _in_double_precision(handler) if self.declares_64_bits else handler
 
     @cached_property
     def _output_shapes(self) -> OutputShapes | None:
@@ -401,8 +411,6 @@ class LocalComponent(EndpointMethods):
         derivatives = [found[name] for name in DERIVATIVE_ENDPOINTS if name in found]
         if not derivatives:
             return None
-        from chainrule.runtime._component._derivative_handlers import OutputShapes
-
         # A recipe holds vectors to their shapes by itself; its abstract evaluation is not native. Without a
         # derivative of the author's all of them are recipes.
         abstract = found.get("abstract_eval")
@@ -417,7 +425,8 @@ class LocalComponent(EndpointMethods):
     def _capability(self, name: str, implementation: Implementation | None) -> Capability:
         if implementation is None:
             return ABSENT
-        return replace(implementation.capability, batches=self._handlers[name].can_batch)
+        batches = can_batch(ENDPOINTS[name], implementation.function)
+        return replace(implementation.capability, batches=batches)
 
     def _derivative_hint(self, endpoint: str) -> str:
         """What an author does to have a derivative endpoint."""
@@ -460,3 +469,32 @@ def _complete(
     )
     completed = with_derivatives(handing_on, schemas, derive_hvp=config.derive_hvp)
     return with_abstract_eval(completed, schemas)
+
+
+def is_narrow() -> bool:
+    """Whether JAX is there and computes in 32 bits."""
+    jax = sys.modules.get("jax")
+    return jax is not None and not jax.config.jax_enable_x64
+
+
+def double_precision() -> AbstractContextManager[Any]:
+    """Let JAX compute in 64 bits, in this thread; without JAX there is nothing to do."""
+    if not is_narrow():
+        return nullcontext()
+    # Imported here: most components do without JAX.
+    from chainrule._jaxpr import enable_x64
+
+    return enable_x64(True)
+
+
+def _in_double_precision(handler: Handler) -> Handler:
+    def handle(payload: Payload, context: Context) -> Any:
+        if "jax" not in sys.modules:
+            result = handler(payload, context)
+            if not is_narrow():
+                return result
+            # The author's function has just imported JAX, and what it computed then has 32 bits: once more.
+        with double_precision():
+            return handler(payload, context)
+
+    return handle

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from chainrule._trees import is_arraylike
-from chainrule.runtime._component._handlers import Handler, Payload, Wrapper
+from chainrule.runtime._component._handlers import Handler, Payload
 from chainrule.runtime._component._schemas import Context
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import current_run
@@ -41,19 +41,21 @@ _SHOWN = 10
 def observed(name: str, handler: Handler, config: ComponentConfig) -> Handler:
     """The handler with the observations that its component's settings ask for."""
     if config.profiling:
-        handler = _Profiled(name, handler)
+        handler = _profiled(name, handler)
     if config.tracing:
-        handler = _Traced(name, handler)
-    return _KeepingOutput(name, handler) if config.keep_output else handler
+        handler = _traced(name, handler)
+    return _keeping_output(handler) if config.keep_output else handler
 
 
-class _Profiled(Wrapper):
-    def __call__(self, payload: Payload, context: Context) -> Any:
+def _profiled(name: str, handler: Handler) -> Handler:
+    def handle(payload: Payload, context: Context) -> Any:
         profile = cProfile.Profile()
         try:
-            return profile.runcall(self.handler, payload, context)
+            return profile.runcall(handler, payload, context)
         finally:
-            _profile_log.info("%s\n%s", self.name, _profile_text(profile))
+            _profile_log.info("%s\n%s", name, _profile_text(profile))
+
+    return handle
 
 
 def _profile_text(profile: cProfile.Profile) -> str:
@@ -64,12 +66,14 @@ def _profile_text(profile: cProfile.Profile) -> str:
     return stream.getvalue()
 
 
-class _Traced(Wrapper):
-    def __call__(self, payload: Payload, context: Context) -> Any:
-        _trace_log.info("%s called with %s", self.name, _abbreviated(payload))
-        result = self.handler(payload, context)
-        _trace_log.info("%s returned %s", self.name, _abbreviated(result))
+def _traced(name: str, handler: Handler) -> Handler:
+    def handle(payload: Payload, context: Context) -> Any:
+        _trace_log.info("%s called with %s", name, _abbreviated(payload))
+        result = handler(payload, context)
+        _trace_log.info("%s returned %s", name, _abbreviated(result))
         return result
+
+    return handle
 
 
 def _abbreviated(tree: Any) -> str:
@@ -92,12 +96,14 @@ def _short(node: Any) -> Any:
 _LAST_WORDS_S = 2.0
 
 
-class _KeepingOutput(Wrapper):
-    def __call__(self, payload: Payload, context: Context) -> Any:
+def _keeping_output(handler: Handler) -> Handler:
+    def handle(payload: Payload, context: Context) -> Any:
         run = current_run.get()
         assert run is not None, "an endpoint is called in a run"
         with keep_output(run.folder):
-            return self.handler(payload, context)
+            return handler(payload, context)
+
+    return handle
 
 
 @contextmanager

@@ -26,11 +26,10 @@ from chainrule._endpoints import (
 )
 from chainrule._errors import DefinitionError
 from chainrule._paths import add_segment, pattern_to_regex
-from chainrule.runtime._component._models import is_model_class
 from chainrule.runtime._component._schemas import Schemas
 from chainrule.runtime._schema import Array, ArraySpec
 from chainrule.runtime._schema._json_schema import ArrayJsonSchema
-from chainrule.runtime._schema._leaves import parts_of, unwrap
+from chainrule.runtime._schema._leaves import is_model_class, parts_of, unwrap
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._local import LocalComponent

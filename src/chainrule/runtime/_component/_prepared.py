@@ -10,18 +10,20 @@ like those of any other call, with the same errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+from chainrule._endpoints import ENDPOINTS, DerivativeKind
 from chainrule._trees import is_arraylike, map_leaves
-from chainrule.runtime._component._derivative_handlers import Derivative
 from chainrule.runtime._component._devices import OnDevice
-from chainrule.runtime._component._failures import call_author
-from chainrule.runtime._component._handlers import Evaluation, Handler, Payload, Reading
-from chainrule.runtime._component._precision import InDoublePrecision, double_precision
-from chainrule.runtime._component._schemas import Context, to_plain
+from chainrule.runtime._component._handlers import (
+    OutputShapes,
+    Payload,
+    call_author,
+    check_fields,
+    read_derivative_request,
+)
+from chainrule.runtime._component._schemas import Context, Schemas, to_plain
 
 
 @dataclass(frozen=True)
@@ -37,21 +39,21 @@ class PreparedCall:
     Args:
         endpoint: for messages.
         function: the author's.
-        reading: the validated request, with slots for the arrays.
-        precision: makes the context in which the function runs.
+        arguments: its validated arguments by name, with slots for the arrays.
+        finish: validates a result, and makes a plain tree of it.
     """
 
     def __init__(
         self,
         endpoint: str,
         function: OnDevice,
-        reading: Reading,
-        precision: Callable[[], AbstractContextManager[Any]],
+        arguments: dict[str, Any],
+        finish: Callable[[Any], Any],
     ) -> None:
         self._endpoint = endpoint
         self._function = function
-        self._reading = reading
-        self._precision = precision
+        self._arguments = arguments
+        self._finish = finish
         self._types: dict[str, tuple[Any, Any]] | None = None
 
     def __call__(self, arrays: Sequence[Any]) -> tuple[Any, bool]:
@@ -61,14 +63,14 @@ class PreparedCall:
         def place(leaf: Any) -> Any:
             return own(arrays[leaf.number]) if type(leaf) is _Slot else leaf
 
-        reading = _map_arguments(partial(map_leaves, place), self._reading)
-        with self._precision():
-            result = call_author(
-                self._function.run, self._endpoint, *reading.positional, **reading.named
-            )
+        arguments = _map_arguments(place, self._arguments)
+        if self._endpoint == "apply":
+            result = call_author(self._function.run, "apply", arguments["inputs"])
+        else:
+            result = call_author(self._function.run, self._endpoint, **arguments)
         if self._types is not None and self._types_of(result) == self._types:
             return result, True
-        checked = reading.finish(self._function.bring_back(result))
+        checked = self._finish(self._function.bring_back(result))
         if self._types is None:
             self._types = self._types_of(checked)
         return checked, False
@@ -83,7 +85,8 @@ class PreparedCall:
 
 def prepare(
     endpoint: str,
-    handler: Handler,
+    schemas: Schemas,
+    shapes: OutputShapes | None,
     function: Callable[..., Any],
     payload: Payload,
     context: Context,
@@ -93,25 +96,36 @@ def prepare(
 
     Args:
         endpoint: whose request it is.
-        handler: of the endpoint.
-        function: that answers it.
+        schemas: of the component.
+        shapes: of its outputs.
+        function: that answers the endpoint.
         payload: the request.
         context: for its validation, which must not copy arrays.
         arrays: those of the request.
 
     Returns:
-        `None` where the handler or the function does more than to validate and to call; or where the request
-        has other arrays, or not all of these, after it was validated.
+        `None` where the function does more than to run on a GPU; or where the validated request has other
+        arrays, or not all of these.
     """
-    precision: Callable[[], AbstractContextManager[Any]] = nullcontext
-    if isinstance(handler, InDoublePrecision):
-        handler, precision = handler.handler, double_precision
-    is_plain = isinstance(handler, Evaluation | Derivative) and isinstance(function, OnDevice)
-    if not is_plain or not all(map(function.holds, arrays)):
+    if not isinstance(function, OnDevice) or not all(map(function.holds, arrays)):
         return None
-    reading = handler.read(payload, context)
+    kind = ENDPOINTS[endpoint]
+    if isinstance(kind, DerivativeKind):
+        assert shapes is not None
+        arguments, finish = read_derivative_request(
+            kind, schemas, function, shapes, payload, context
+        )
+    else:
+        check_fields(payload, ("inputs",), endpoint)
+        arguments = {"inputs": schemas.read_inputs(payload["inputs"], endpoint, context)}
+
+        def finish(result: Any) -> Any:
+            # Sizes that a result gives to names of dimensions are not those of the next one.
+            own = {**context, "dims": dict(context["dims"])}
+            return to_plain(schemas.read_outputs(result, endpoint, own))
+
     if function.takes_trees:  # which are made anew in less time than models
-        reading = _map_arguments(to_plain, reading)
+        arguments["inputs"] = to_plain(arguments["inputs"])
     numbers = {id(array): number for number, array in enumerate(arrays)}
     others = []
 
@@ -122,19 +136,15 @@ def prepare(
             return leaf
         return _Slot(number)
 
-    marked = _map_arguments(partial(map_leaves, mark), reading)
+    marked = _map_arguments(mark, arguments)
     if numbers or any(map(is_arraylike, others)):
         return None
-    return PreparedCall(endpoint, function, marked, precision)
+    return PreparedCall(endpoint, function, marked, finish)
 
 
-def _map_arguments(function: Callable[[Any], Any], reading: Reading) -> Reading:
-    """The request with a function applied to its arguments; sets of paths stay."""
-    return Reading(
-        tuple(map(function, reading.positional)),
-        {
-            name: each if isinstance(each, set) else function(each)
-            for name, each in reading.named.items()
-        },
-        reading.finish,
-    )
+def _map_arguments(function: Callable[[Any], Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with a function applied to their leaves; sets of paths stay."""
+    return {
+        name: each if isinstance(each, set) else map_leaves(function, each)
+        for name, each in arguments.items()
+    }

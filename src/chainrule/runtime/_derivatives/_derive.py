@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._device import own_copy
 from chainrule._endpoints import JVP, VJP, DerivativeKind
 from chainrule._errors import InputError
-from chainrule._own_arrays import own_copy
 from chainrule._paths import Key, join_path
 from chainrule._patterns import Pattern
 from chainrule._progress import track
@@ -34,10 +34,10 @@ from chainrule.runtime._derivatives._layout import (
     dense_blocks,
     is_abstract,
     read_arrays,
+    read_pattern,
     shape_and_dtype,
     sparse_blocks,
 )
-from chainrule.runtime._derivatives._sparsity import read_pattern
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps
 
 

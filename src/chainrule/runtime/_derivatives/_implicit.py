@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from chainrule._codec import SparseArray
+from chainrule._device import own_copy
 from chainrule._errors import ComponentError, DefinitionError, PathError
-from chainrule._own_arrays import own_copy
 from chainrule._trees import flatten_with_paths
 from chainrule.runtime._derivatives._differences import (
     finite_difference_jacobian,

@@ -3,7 +3,8 @@
 A derivative is computed with matrices: rows are output elements, columns are input elements. A request and
 its answer name paths. A `Layout` says where the elements of each path are in the long vector; `Entries` are
 entries of the matrix, `dense_blocks` and `sparse_blocks` collect them into `{output path: {input path:
-block}}`, and `contract` multiplies one such block with a tangent or a cotangent.
+block}}`, and `contract` multiplies one such block with a tangent or a cotangent. `read_pattern` reads where a
+user says that a Jacobian can be non-zero.
 
 Convention: a block has the shape output shape + input shape. A Jacobian-vector product is J v, a
 vector-Jacobian product is Jᵀ u, as in JAX: transposed, never conjugated, also for complex numbers.
@@ -23,6 +24,8 @@ from chainrule._codec import SparseArray
 from chainrule._describe import describe_array
 from chainrule._endpoints import DerivativeKind
 from chainrule._errors import ComponentError, InputError, PathError
+from chainrule._patterns import Pattern
+from chainrule._sparsity import DIAGONAL, is_block, pattern_of, read_blocks
 from chainrule._trees import get_at_path, is_arraylike
 from chainrule.runtime._schema import number_kind
 
@@ -343,3 +346,73 @@ def _sparse_product(
     product = np.zeros((size, *vectors.shape[:-1]), terms.dtype)
     np.add.at(product, write, np.moveaxis(terms, -1, 0))
     return np.moveaxis(product, 0, -1)
+
+
+def read_pattern(
+    sparsity: Any, inputs: Layout, output_paths: tuple[str, ...], outputs: Callable[[], Layout]
+) -> Pattern:
+    """The pattern that a user described.
+
+    Args:
+        sparsity: `{output path: {input path: block}}`, or just the block where there is one pair of
+            paths; blocks as in `chainrule._sparsity`.
+        inputs: the layout of the columns.
+        output_paths: the row paths, in order.
+        outputs: the layout of the rows; asked for where no block says how many an output has.
+
+    Raises:
+        InputError: an output without a block, or a block that cannot be read or does not fit.
+    """
+    if is_block(sparsity):
+        sparsity = {output_paths[0]: {inputs.paths[0]: sparsity}}
+    try:
+        blocks = read_blocks(sparsity)
+    except ValueError as problem:
+        raise InputError(f"sparsity: {problem}.", code="bad_sparsity") from None
+    rows, columns, start = [np.zeros(0, int)], [np.zeros(0, int)], 0
+    for out_path in output_paths:
+        row = {path: blocks.get(out_path, {}).get(path) for path in inputs.paths}
+        height = _height(row, inputs, out_path, outputs)
+        for in_path, part in inputs.slices().items():
+            shape = (height, part.stop - part.start)
+            r, c = _places(row[in_path], shape, out_path, in_path)
+            rows.append(r + start)
+            columns.append(c + part.start)
+        start += height
+    return Pattern.at(np.concatenate(rows), np.concatenate(columns), (start, inputs.size))
+
+
+def _height(
+    row: Mapping[str, Any], inputs: Layout, out_path: str, outputs: Callable[[], Layout]
+) -> int:
+    """How many elements an output has, by its blocks if they say it: a band can be part of any matrix."""
+    if all(block is None for block in row.values()):
+        raise InputError(
+            f"sparsity says nothing about output {out_path!r}: at least one of its blocks must not be None.",
+            code="bad_sparsity",
+            path=out_path,
+        )
+    for in_path, part in inputs.slices().items():
+        block, width = row[in_path], part.stop - part.start
+        if block == DIAGONAL:
+            return width
+        if block is not None and "places" in block:
+            return int(block["of"] // max(width, 1))
+    part = outputs().slices()[out_path]
+    return part.stop - part.start
+
+
+def _places(
+    block: Any, shape: tuple[int, int], out_path: str, in_path: str
+) -> tuple[np.ndarray, np.ndarray]:
+    if block is None:
+        return np.divmod(np.arange(shape[0] * shape[1]), max(shape[1], 1))
+    try:
+        pattern = pattern_of(block, *shape)
+    except ValueError as problem:
+        raise InputError(
+            f"The sparsity block of output {out_path!r} and input {in_path!r} does not fit: {problem}.",
+            code="bad_sparsity",
+            path=in_path,
+        ) from None
+    return pattern.rows, pattern.columns

@@ -19,8 +19,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from chainrule._describe import describe_array
+from chainrule._device import own_copy
 from chainrule._errors import CapabilityError, InputError
-from chainrule._own_arrays import own_copy
 from chainrule._progress import track, unheard
 from chainrule._trees import matches_pattern, set_at_path
 from chainrule.runtime._derivatives._layout import Layout, read_arrays

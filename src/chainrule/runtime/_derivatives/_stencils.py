@@ -97,13 +97,7 @@ def find_stencil(algorithm: str) -> Stencil:
 def choose_steps(
     stencil: Stencil, eps: Eps, base: Mapping[str, np.ndarray], precision: Mapping[str, np.dtype]
 ) -> dict[str, np.ndarray]:
-    """The step of every element of every path.
-
-    Args:
-        stencil: the formula the steps are for.
-        eps: an absolute step, one per path, or "auto".
-        base: the values around which to differentiate.
-        precision: the dtype in which the program computes with each path's values.
+    """The step of every element of every path, where a program computes in some precision with values `base`.
 
     Raises:
         InputError: a mapping that does not name exactly the differentiated paths, or a step that is not a
@@ -111,7 +105,11 @@ def choose_steps(
     """
     if stencil.is_complex:
         return {path: np.full(x.shape, COMPLEX_STEP) for path, x in base.items()}
-    check_eps(eps)
+    if not is_eps(eps):
+        raise InputError(
+            f'eps must be a positive number, a mapping of one per path, or "auto"; found {eps!r}.',
+            code="bad_eps",
+        )
     per_path = dict(eps) if isinstance(eps, Mapping) else dict.fromkeys(base, eps)
     if set(per_path) != set(base):
         raise InputError(
@@ -126,18 +124,9 @@ def choose_steps(
     }
 
 
-def check_eps(eps: Any) -> None:
-    """Refuse a step that is not a positive number.
-
-    Raises:
-        InputError: `bad_eps`.
-    """
-    steps = list(eps.values()) if isinstance(eps, Mapping) else [eps]
-    if not all(map(_is_step, steps)):
-        raise InputError(
-            f'eps must be a positive number, a mapping of one per path, or "auto"; found {eps!r}.',
-            code="bad_eps",
-        )
+def is_eps(eps: Any) -> bool:
+    """Whether this is a positive number or `"auto"`, or a mapping of such."""
+    return all(map(_is_step, eps.values() if isinstance(eps, Mapping) else [eps]))
 
 
 def is_automatic(eps: Eps) -> bool:

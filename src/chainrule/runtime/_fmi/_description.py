@@ -329,8 +329,8 @@ def total(variables: Iterable[Variable]) -> int:
 
 def joined(variables: Sequence[Variable], values: Mapping[str, Any]) -> np.ndarray:
     """Values by field as one vector."""
-    parts = [np.ravel(values[variable.field]) for variable in variables]
-    return np.concatenate(parts).astype(float) if parts else np.zeros(0)
+    parts = [values[variable.field] for variable in variables]
+    return np.concatenate(parts, axis=None, dtype=float) if parts else np.zeros(0)
 
 
 def pieces(variables: Sequence[Variable], vector: np.ndarray) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from chainrule._errors import ComponentError, DefinitionError
 from chainrule._scratch import Scratch
-from chainrule.runtime._fmi._description import Description, Interface, Variable
+from chainrule.runtime._fmi._description import Description, Interface, Variable, split, total
 
 _log = logging.getLogger(__name__)
 _loading = threading.Lock()
@@ -54,6 +54,9 @@ class Instances(Generic[T]):
         self._wrap = wrap
         self._free: list[tuple[Instance, T]] = []
         self._folder: Path | None = None
+        from fmpy.fmi1 import FMICallException
+
+        self._call_error = FMICallException
         is_single = description.facts(interface).canBeInstantiatedOnlyOncePerProcess
         self._turn: Any = threading.Lock() if is_single else contextlib.nullcontext()
 
@@ -65,8 +68,6 @@ class Instances(Generic[T]):
             ComponentError: the FMU says that a call failed (`fmu_failed`).
             DefinitionError: it cannot be loaded (`bad_fmu`).
         """
-        from fmpy.fmi1 import FMICallException
-
         with self._turn:
             try:
                 instance, used = self._free.pop()
@@ -75,7 +76,7 @@ class Instances(Generic[T]):
                 used = self._wrap(instance)
             try:
                 yield used
-            except FMICallException as error:
+            except self._call_error as error:
                 if error.status < _FATAL:
                     instance.close()
                 raise _failure(self.description, error, instance.messages) from error
@@ -258,57 +259,56 @@ class Instance:
         _log.log(_LEVELS[min(status, _FATAL)], "%s: %s", self.description.path.name, text)
 
 
-@dataclass(frozen=True)
 class _Group:
-    """Variables of one type: their references, and memory for their values that the FMU reads and writes."""
+    """Variables of one type, and memory for their values that the FMU reads and writes.
 
-    get: Any
-    set: Any
-    references: Any
-    values: Any
-    view: np.ndarray | None
-    variables: tuple[Variable, ...]
-    ends: tuple[int, ...]
+    What depends only on the variables is done once: a call moves values between this memory and theirs.
+    """
+
+    def __init__(self, instance: Instance, kind: str, variables: Sequence[Variable]) -> None:
+        from fmpy import fmi3
+
+        fmu, version = instance.fmu, instance.description.version
+        c_type: Any = _C_TYPES_2[kind] if version == 2 else getattr(fmi3, f"fmi3{kind}")
+        self._values = (c_type * total(variables))()
+        references = (ctypes.c_uint * len(variables))(*(v.reference for v in variables))
+        counts = (len(self._values),) if version == 3 else ()
+        arguments = (fmu.component, references, len(variables), self._values, *counts)
+        self._get, self._set = (
+            partial(getattr(fmu, f"fmi{version}{verb}{kind}"), *arguments)
+            for verb in ("Get", "Set")
+        )
+        self._texts = [v.field for v in variables if v.is_text]
+        # The part of the memory that each variable has, in its shape.
+        self._arrays: dict[str, np.ndarray] = {}
+        if not self._texts:
+            self._arrays = split(variables, np.ctypeslib.as_array(self._values))
+        self._dtype = bool if kind == "Boolean" else None
 
     def write(self, values: Mapping[str, Any]) -> None:
-        begin = 0
-        for variable, end in zip(self.variables, self.ends, strict=True):
-            value = values[variable.field]
-            if self.view is None:
-                self.values[begin] = value.encode()
-            else:
-                self.view[begin:end] = np.ravel(value)
-            begin = end
-        self.set(self.references, self.values)
+        for field, part in self._arrays.items():
+            part[...] = values[field]
+        for place, field in enumerate(self._texts):
+            self._values[place] = values[field].encode()
+        self._set()
 
-    def read(self) -> Iterator[tuple[str, Any]]:
-        self.get(self.references, self.values)
-        begin = 0
-        for variable, end in zip(self.variables, self.ends, strict=True):
-            if self.view is None:
-                yield variable.field, self.values[begin].decode(errors="replace")
-            else:
-                found = self.view[begin:end].reshape(variable.shape)
-                yield (
-                    variable.field,
-                    found.astype(bool if variable.type == "Boolean" else found.dtype),
-                )
-            begin = end
+    def read(self) -> dict[str, Any]:
+        self._get()
+        if self._texts:
+            texts = (value.decode(errors="replace") for value in self._values)
+            return dict(zip(self._texts, texts, strict=True))
+        return {field: np.array(part, self._dtype) for field, part in self._arrays.items()}
 
 
 class Access:
     """Some variables of an instance, read or written with one call of the FMU for each type."""
 
     def __init__(self, instance: Instance, variables: Sequence[Variable]) -> None:
-        kinds = dict.fromkeys(_kind(v, instance.description.version) for v in variables)
-        self._groups = [
-            _group(
-                instance,
-                kind,
-                tuple(v for v in variables if _kind(v, instance.description.version) == kind),
-            )
-            for kind in kinds
-        ]
+        by_kind: dict[str, list[Variable]] = {}
+        for variable in variables:
+            kind = _kind(variable, instance.description.version)
+            by_kind.setdefault(kind, []).append(variable)
+        self._groups = [_Group(instance, kind, group) for kind, group in by_kind.items()]
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Set each variable to the value under its field."""
@@ -317,7 +317,10 @@ class Access:
 
     def read(self) -> dict[str, Any]:
         """Field → value."""
-        return {field: value for group in self._groups for field, value in group.read()}
+        found: dict[str, Any] = {}
+        for group in self._groups:
+            found |= group.read()
+        return found
 
 
 def _kind(variable: Variable, version: int) -> str:
@@ -333,25 +336,3 @@ _C_TYPES_2 = {
     "Boolean": ctypes.c_int,
     "String": ctypes.c_char_p,
 }
-
-
-def _group(instance: Instance, kind: str, variables: tuple[Variable, ...]) -> _Group:
-    from fmpy import fmi3
-
-    fmu, version = instance.fmu, instance.description.version
-    c_type: Any = _C_TYPES_2[kind] if version == 2 else getattr(fmi3, f"fmi3{kind}")
-    size = sum(v.size for v in variables)
-    values = (c_type * size)()
-    references = (ctypes.c_uint * len(variables))(*(v.reference for v in variables))
-    counts = (size,) if version == 3 else ()
-    get, put = (getattr(fmu, f"fmi{version}{verb}{kind}") for verb in ("Get", "Set"))
-    n = len(variables)
-    return _Group(
-        get=lambda r, v: get(fmu.component, r, n, v, *counts),
-        set=lambda r, v: put(fmu.component, r, n, v, *counts),
-        references=references,
-        values=values,
-        view=None if kind == "String" else np.ctypeslib.as_array(values),
-        variables=variables,
-        ends=tuple(int(end) for end in np.cumsum([v.size for v in variables])),
-    )

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +25,7 @@ from chainrule.runtime._fmi._instances import Event, Instance
 _STEP = float(np.cbrt(np.finfo(float).eps))
 
 
-@dataclass(frozen=True, eq=False)
-class Point:
+class Point(NamedTuple):
     """Where the equations are evaluated. `states` is a vector, the others are by field."""
 
     time: float
@@ -59,6 +57,7 @@ class Rates:
         self._size = total(self._description.states)
         self._x, self._dx = ((ctypes.c_double * self._size)() for _ in range(2))
         self._x_view, self._dx_view = (np.ctypeslib.as_array(v) for v in (self._x, self._dx))
+        self._dx_parts = split(self._description.states, self._dx_view)
         self.has_events = self._description.indicators > 0
 
     def start(self, point: Point) -> Event:
@@ -95,11 +94,19 @@ class Rates:
 
     def derivatives(self) -> np.ndarray:
         """x' at the point where the instance is."""
+        self._read_derivatives()
+        return self._dx_view.copy()
+
+    def derivatives_by_field(self) -> dict[str, np.ndarray]:
+        """The same by the fields of the states."""
+        self._read_derivatives()
+        return {field: part.copy() for field, part in self._dx_parts.items()}
+
+    def _read_derivatives(self) -> None:
         if self._size:
             is_2 = self._description.version == 2
             get = self._fmu.getDerivatives if is_2 else self._fmu.getContinuousStateDerivatives
             get(self._dx, self._size)
-        return self._dx_view.copy()
 
     def failure(self, reason: str, code: str) -> ComponentError:
         """The error that the FMU causes without a failing call."""
@@ -190,14 +197,14 @@ class Rates:
                 v.field: here.parameters[v.field] + sign * step * part.reshape(v.shape)
                 for v, part in along
             }
-            self.go_to(replace(here, parameters={**here.parameters, **moved}))
+            self.go_to(here._replace(parameters={**here.parameters, **moved}))
             ends.append(self._values(of))
         self.go_to(here)
         return (ends[0] - ends[1]) / (2 * step)
 
     def _values(self, of: Sequence[Variable]) -> np.ndarray:
         """Unknowns at the point where the instance is."""
-        rates = split(self._description.states, self.derivatives())
+        rates = self.derivatives_by_field()
         found = {v.reference: rates[v.field] for v in self._description.rates}
         outputs = self.outputs()
         found |= {v.reference: outputs[v.field] for v in self._description.outputs}

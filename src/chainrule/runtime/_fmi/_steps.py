@@ -19,7 +19,6 @@ from chainrule.runtime._fmi._description import (
     Variable,
     joined,
     pieces,
-    split,
 )
 from chainrule.runtime._fmi._instances import Instance, Instances
 from chainrule.runtime._fmi._rates import Point, Rates
@@ -84,11 +83,7 @@ class ExchangeStep:
         """x' and y."""
         with self._instances.use() as rates:
             rates.go_to(self._point(inputs))
-            derivatives = rates.derivatives()
-            return {
-                "derivatives": split(self._description.states, derivatives),
-                "outputs": rates.outputs(),
-            }
+            return {"derivatives": rates.derivatives_by_field(), "outputs": rates.outputs()}
 
     def jacobian_vector_product(
         self, inputs: Any, jvp_inputs: Any, jvp_outputs: Any, tangent_vector: Any

@@ -1,7 +1,6 @@
 """Typed arrays: what an array field declares, and how values are checked against it. In reading order:
 
-_bounds        Bounds: what every element of an array keeps
-_spec          ArraySpec: shape, dtype and units of a declaration; names of dtypes in messages
+_spec          ArraySpec and Bounds: what a field declares; names of dtypes
 _problems      the reasons for which a value is refused, one function each
 _validation    decode or convert, check the shape, cast
 _leaves        the arrays of a model by pattern; named dimensions
@@ -32,7 +31,6 @@ from chainrule.runtime._schema._array import (
     is_array_type,
     is_differentiable,
 )
-from chainrule.runtime._schema._bounds import Bounds
 from chainrule.runtime._schema._leaves import (
     array_leaves,
     bounded,
@@ -40,7 +38,7 @@ from chainrule.runtime._schema._leaves import (
     dimension_check,
     with_dimension_check,
 )
-from chainrule.runtime._schema._spec import ArraySpec, number_kind, rounding_unit
+from chainrule.runtime._schema._spec import ArraySpec, Bounds, number_kind, rounding_unit
 from chainrule.runtime._schema._validation import build_validator
 
 __all__ = [

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import is_dataclass, replace
+from functools import lru_cache
 from types import NoneType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -31,8 +32,7 @@ from chainrule._paths import Key, add_segment, join_path
 from chainrule._trees import dtype_name
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._array import array_type, is_array_type
-from chainrule.runtime._schema._bounds import Bounds
-from chainrule.runtime._schema._spec import ArraySpec, check_bounds
+from chainrule.runtime._schema._spec import ArraySpec, Bounds, check_bounds
 
 Leaf = tuple[str, ArraySpec]
 
@@ -65,7 +65,7 @@ def _walk(annotation: Any, prefix: str, parents: tuple[type, ...]) -> Iterator[L
     spec = spec_of(annotation)
     if spec is not None:
         yield prefix, spec
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    elif is_model_class(annotation):
         yield from _walk_model(annotation, prefix, parents)
     elif _is_record(annotation):
         _refuse_hidden_arrays(annotation, prefix, parents)
@@ -116,13 +116,24 @@ def _refuse_hidden_arrays(record: type, prefix: str, parents: tuple[type, ...]) 
 def _has_arrays(model: type[BaseModel], seen: frozenset[type] = frozenset()) -> bool:
     def found(annotation: Any) -> bool:
         annotation = unwrap(annotation)
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if is_model_class(annotation):
             return annotation not in seen and _has_arrays(annotation, seen | {model})
         return spec_of(annotation) is not None or any(
             found(child) for _, child in parts_of(annotation)
         )
 
     return any(found(field.annotation) for field in model.model_fields.values())
+
+
+def is_model_class(annotation: Any) -> bool:
+    """Whether an annotation is a pydantic model."""
+    return isinstance(annotation, type) and is_model(annotation)
+
+
+@lru_cache(maxsize=1024)
+def is_model(kind: type) -> bool:
+    """Whether a type is a pydantic model. Remembered: asking takes longer than reading a small array."""
+    return issubclass(kind, BaseModel)
 
 
 def parts_of(annotation: Any) -> list[tuple[str, Any]]:

@@ -13,8 +13,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from chainrule._codec import MASKED
 from chainrule._describe import describe_type
 from chainrule._errors import ChainruleError
-from chainrule.runtime._schema._bounds import Bounds
-from chainrule.runtime._schema._spec import ALL_DTYPES
+from chainrule.runtime._schema._spec import ALL_DTYPES, Bounds
 
 _PEER_TYPES = {"array_expected_integer", "array_invalid_dtype", "array_value_out_of_range"}
 

@@ -31,16 +31,15 @@ from chainrule._codec import (
     has_masked,
 )
 from chainrule._describe import describe_value
-from chainrule._device import is_on_device
+from chainrule._device import is_on_device, own_copy_of_array
 from chainrule._errors import ChainruleError
-from chainrule._own_arrays import own_copy_of_array
 from chainrule._trees import dtype_name, is_tracer, iterate_leaves
 from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import _problems
-from chainrule.runtime._schema._bounds import Bounds
 from chainrule.runtime._schema._spec import (
     ALL_DTYPES,
     ArraySpec,
+    Bounds,
     canonical_dtype,
     generality,
     mantissa_bits,

@@ -13,24 +13,21 @@ cotangent of a real result by z = a + ib is ∂/∂a − i ∂/∂b.
 
 Modules, in reading order
     _programs     what is compiled: inputs as template and arrays, selected paths, the compiled program
-    _apply        outputs, their shapes, and what a function sows
-    _products     Jacobian-vector, vector-Jacobian and Hessian-vector products
+    _recipes      outputs, their shapes, what a function sows; products with Jacobians and Hessians
     _jacobian     the Jacobian, dense and sparse
     _residuals    keeping the backward function of `jax_apply` for the VJP that follows
     _implicit     functions that are defined by an equation
 """
 
 from chainrule.runtime._residuals import set_jax_vjp_cache_size
-from chainrule.runtime.jax_recipes._apply import (
-    jax_abstract_eval,
-    jax_apply,
-    jax_tagged_intermediates,
-)
 from chainrule.runtime.jax_recipes._implicit import jax_implicit
 from chainrule.runtime.jax_recipes._jacobian import jax_jacobian, jax_sparse_jacobian
-from chainrule.runtime.jax_recipes._products import (
+from chainrule.runtime.jax_recipes._recipes import (
+    jax_abstract_eval,
+    jax_apply,
     jax_hessian_vector_product,
     jax_jvp,
+    jax_tagged_intermediates,
     jax_value_and_vjp,
     jax_vjp,
 )

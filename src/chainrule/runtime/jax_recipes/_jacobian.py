@@ -27,8 +27,7 @@ from chainrule._errors import CapabilityError
 from chainrule._jaxpr import derivative_pattern
 from chainrule._lru_cache import LRUCache
 from chainrule._patterns import Pattern
-from chainrule.runtime._derivatives._layout import Entries, Layout, sparse_blocks
-from chainrule.runtime._derivatives._sparsity import read_pattern
+from chainrule.runtime._derivatives._layout import Entries, Layout, read_pattern, sparse_blocks
 from chainrule.runtime.jax_recipes._programs import Narrowed, Selection, narrow, prepare
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._content_store import content_name
-from chainrule._lru_cache import LRUCache
 from chainrule._partition import Static, is_array, seal
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime._residuals import ResidualStore, jax_residuals, own
@@ -30,11 +29,18 @@ from chainrule.runtime.jax_recipes._programs import Selection, fit, is_inexact, 
 
 logger = logging.getLogger(__name__)
 
+Types = tuple[tuple[tuple[int, ...], Any], ...]
+"""The shape and dtype of each array."""
+
 
 def apply_and_keep(program: Selection, arrays: tuple[Any, ...]) -> Any | None:
     """The outputs, sealed, of a forward pass whose backward function is kept; `None` where it is not."""
     store = jax_residuals()
-    if not store.max_entries or not _are_known(arrays) or not _is_kept(store, program, arrays):
+    if (
+        not store.max_entries
+        or not _are_known(arrays)
+        or not _is_kept(program, _types(arrays), store.only_if_it_pays)
+    ):
         return None
     owned = own(arrays)
     outputs, shapes, pull = _forward(program, owned)
@@ -121,33 +127,32 @@ def _backward(
     return jax.vmap(pull_back)(vector) if batched else pull_back(vector)
 
 
-_verdicts: LRUCache[Any, bool] = LRUCache(1024)
-"""Whether residuals of a program are kept; decided once, and logged."""
-
-
-def _is_kept(store: ResidualStore, program: Selection, arrays: tuple[Any, ...]) -> bool:
-    key = (program, _types(arrays), store.only_if_it_pays)
-    verdict = _verdicts.get(key)
-    if verdict is None:
-        verdict, reason = _judge(store, program, arrays)
-        _verdicts.put(key, verdict)
-        logger.info("VJP residuals are %s: %s", "kept" if verdict else "not kept", reason)
-    return verdict
-
-
-def _types(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+def _types(arrays: tuple[Any, ...]) -> Types:
     return tuple((np.shape(array), array.dtype) for array in arrays)
 
 
-def _judge(store: ResidualStore, program: Selection, arrays: tuple[Any, ...]) -> tuple[bool, str]:
+def _shapes(types: Types) -> tuple[Any, ...]:
+    return tuple(jax.ShapeDtypeStruct(*each) for each in types)
+
+
+@lru_cache(maxsize=1024)
+def _is_kept(program: Selection, types: Types, only_if_it_pays: bool) -> bool:
+    """Whether residuals of a program are kept; decided once, and logged."""
+    verdict, reason = _judge(program, _shapes(types), only_if_it_pays)
+    logger.info("VJP residuals are %s: %s", "kept" if verdict else "not kept", reason)
+    return verdict
+
+
+def _judge(program: Selection, inputs: tuple[Any, ...], only_if_it_pays: bool) -> tuple[bool, str]:
     try:
-        residuals, _ = jax.eval_shape(partial(_there_and_back, program), arrays)
+        residuals, _ = jax.eval_shape(partial(_there_and_back, program), inputs)
     except Exception as error:
         # The program runs but has no reverse derivative (say, a while loop): it must go on running.
         return False, f"the program has no reverse-mode derivative ({type(error).__name__})"
-    if not store.only_if_it_pays:
+    if not only_if_it_pays:
         return True, "asked for"
-    work, held, known = _work(program, arrays), sum(leaf.size for leaf in residuals), _count(arrays)
+    held, known = (sum(leaf.size for leaf in leaves) for leaves in (residuals, inputs))
+    work = _work(program, inputs)
     reason = (
         f"the forward pass has {work.operations:.3g} operations, the residuals {held:.3g} numbers, the "
         f"inputs {known:.3g}"
@@ -181,10 +186,6 @@ def _work(program: Selection, arrays: tuple[Any, ...]) -> Any:
     return work_of_program(jax.make_jaxpr(function)(arrays))
 
 
-def _count(arrays: tuple[Any, ...]) -> int:
-    return sum(int(np.size(array)) for array in arrays)
-
-
 def _there_and_back(program: Selection, arrays: Any) -> tuple[list[Any], Any]:
     """The residuals, and the gradient for cotangents of zero."""
     _, shapes, pull = _forward(program, arrays)
@@ -205,10 +206,7 @@ class _Traced(NamedTuple):
     name: str
     shapes: Any
     structure: Any
-    types: tuple[tuple[tuple[int, ...], Any], ...]
-
-
-_traced: LRUCache[Any, _Traced] = LRUCache(256)
+    types: Types
 
 
 def _share(store: ResidualStore, program: Selection, arrays: Any, pull: Any) -> None:
@@ -219,14 +217,14 @@ def _share(store: ResidualStore, program: Selection, arrays: Any, pull: Any) -> 
         leaves = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(pull)]
     except TypeError:  # random keys have no bytes of their own
         return
-    store.share(content_name(_trace(program, arrays).name, list(arrays)), leaves)
+    store.share(content_name(_trace(program, _types(arrays)).name, list(arrays)), leaves)
 
 
 def _find_shared(store: ResidualStore, program: Selection, arrays: Any) -> tuple[Any, Any] | None:
     """What another process left for these inputs: the shapes of the outputs and the backward function."""
     if store.shared is None:
         return None
-    traced = _trace(program, arrays)
+    traced = _trace(program, _types(arrays))
     found = store.find_shared(content_name(traced.name, list(arrays)))
     if found is None:
         return None
@@ -236,16 +234,9 @@ def _find_shared(store: ResidualStore, program: Selection, arrays: Any) -> tuple
     return traced.shapes, jax.tree_util.tree_unflatten(traced.structure, leaves)
 
 
-def _trace(program: Selection, arrays: Any) -> _Traced:
-    key = (program, _types(arrays))
-    found = _traced.get(key)
-    if found is None:
-        found = _trace_now(program, arrays)
-        _traced.put(key, found)
-    return found
-
-
-def _trace_now(program: Selection, arrays: Any) -> _Traced:
+@lru_cache(maxsize=256)
+def _trace(program: Selection, types: Types) -> _Traced:
+    arrays = _shapes(types)
     closed = jax.make_jaxpr(_forward, static_argnums=0)(program, arrays)
     constants = content_name([np.asarray(constant) for constant in closed.consts])
     text = f"{jax.__version__} {constants} {closed.jaxpr}"

@@ -15,6 +15,7 @@ from chainrule._describe import describe_value
 from chainrule._endpoints import Side
 from chainrule._errors import InputError
 from chainrule._trees import expand_pattern, get_at_path, map_leaves, set_at_path
+from chainrule.runtime._component._document import Document
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._sampler import Narrowed
 
@@ -163,15 +164,12 @@ def _validated(component: Any, tree: Any) -> Any:
     return tree if read_inputs is None else read_inputs({"inputs": tree})
 
 
-def _patterns(component: Any, side: str) -> dict[str, str | None]:
+def _patterns(component: Any, side: Side) -> dict[str, str | None]:
     """Path pattern → dtype of the differentiable arrays of one side."""
     declared = getattr(component, f"differentiable_{side}", None)
-    if declared is not None:
-        return {pattern: getattr(spec, "dtype", None) for pattern, spec in declared.items()}
-    schemas = component.openapi_schema["components"]["schemas"]
-    schema = schemas["ApplyInputSchema" if side == "inputs" else "ApplyOutputSchema"]
-    arrays = schema.get("differentiable_arrays", {})
-    return {pattern: facts.get("dtype") for pattern, facts in arrays.items()}
+    if declared is None:
+        declared = Document(component.openapi_schema).differentiable(side)
+    return {pattern: spec.dtype for pattern, spec in declared.items()}
 
 
 def _restrict(found: Collection[str], asked: Collection[str] | None, side: str) -> tuple[str, ...]:

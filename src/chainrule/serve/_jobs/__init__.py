@@ -6,7 +6,7 @@ _live       jobs that are not over: queue, state, listeners, output
 _store      jobs on disk
 """
 
-from chainrule.serve._jobs._routes import JobReplies, job_routes
+from chainrule.serve._jobs._routes import JobReplies, job_routes, with_server_routes
 from chainrule.serve._jobs._runner import Jobs
 
-__all__ = ["JobReplies", "Jobs", "job_routes"]
+__all__ = ["JobReplies", "Jobs", "job_routes", "with_server_routes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -12,8 +13,7 @@ import jax
 
 from chainrule._errors import DefinitionError
 from chainrule._paths import Segment, split_path
-from chainrule.stateful._containers import List
-from chainrule.stateful._module import Module
+from chainrule.stateful._module import List, Module
 from chainrule.stateful._params import DynamicParam, Param, StaticParam
 from chainrule.stateful._random import RKG, RandomKeyGenerator
 from chainrule.stateful._snapshots import Snapshot
@@ -55,7 +55,7 @@ class Layer(Module):
         module: an equinox module.
         kind: the kind of its parameters.
         select: which leaves of the module are parameters; by default all arrays.
-        rkg: where the key for dropout comes from, in calls without `key=`.
+        rkg: where the key of a call comes from that requires `key`, or takes one for dropout, and got none.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp
@@ -84,10 +84,11 @@ class Layer(Module):
             leaves.append(leaf)
         # Kept as a module, not as a treedef: copies and pickles of an equinox treedef do not work.
         self._skeleton = Snapshot(jax.tree.unflatten(structure, leaves))
-        flags = jax.tree.leaves(module, is_leaf=_has_flag)
-        flag = next((part.inference for part in flags if _has_flag(part)), None)
-        if flag is not None:
-            self.inference = StaticParam(flag)
+        parts = jax.tree.leaves(module, is_leaf=_has_flag)
+        flags = {part.inference for part in parts if _has_flag(part)}
+        if flags:
+            # None: parts differ, and each keeps its own until the mode is switched.
+            self.inference = StaticParam(flags.pop() if len(flags) == 1 else None)
         # The default generator is tracked everywhere; only one of the user's own has to be held.
         if rkg is not RKG:
             self.rkg = rkg
@@ -99,11 +100,13 @@ class Layer(Module):
             self._skeleton.value,
         )
         flag = self.__dict__.get("inference")
-        return module if flag is None else eqx.nn.inference_mode(module, flag.get())
+        if flag is None or flag.get() is None:
+            return module
+        return eqx.nn.inference_mode(module, flag.get())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self.build()
-        if "key" not in kwargs and _draws(module):
+        if _asks_for_key(module, args, kwargs):
             kwargs["key"] = self.__dict__.get("rkg", RKG)()
         try:
             return module(*args, **kwargs)
@@ -173,7 +176,19 @@ def _is_batch_norm(part: Any) -> bool:
     return isinstance(part, eqx.nn.BatchNorm)
 
 
-def _draws(module: Any) -> bool:
+def _asks_for_key(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call has to be given a `key`: it takes one, got none, and insists on it or drops entries."""
+    signature = inspect.signature(type(module).__call__)
+    if "key" in kwargs or "key" in signature.bind_partial(module, *args, **kwargs).arguments:
+        return False
+    key = signature.parameters.get("key")
+    if key is not None:
+        return key.default is key.empty or _drops(module)
+    takes_any = any(entry.kind is entry.VAR_KEYWORD for entry in signature.parameters.values())
+    return takes_any and _drops(module)
+
+
+def _drops(module: Any) -> bool:
     """Whether a part of an equinox module drops entries at random, and so needs a key."""
     parts = jax.tree.leaves(module, is_leaf=lambda part: isinstance(part, eqx.nn.Dropout))
     dropouts = [part for part in parts if isinstance(part, eqx.nn.Dropout)]

@@ -1,20 +1,31 @@
-"""The server's side of one worker process: start it, talk to it, notice its end, kill it."""
+"""A worker as the server sees it: a process of its own, or a thread of the server (`workers=0`).
+
+Both take one call at a time and have one interface (`Worker`). A process can be stopped, and its end is
+noticed and explained. A thread is faster to reach and cannot be stopped: a call that takes too long is
+answered with 504, and the thread is not usable until it is back.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import logging
 import os
 import pickle
+import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Protocol
 
 import orjson
 
 from chainrule._errors import ChainruleError, DecodeError, DefinitionError, StorageError
+from chainrule._progress import listening
 from chainrule._same_host import (
     CANCEL,
     INLINE_BYTES,
@@ -27,8 +38,12 @@ from chainrule._same_host import (
     socket_pair,
     with_memory_settings,
 )
+from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, CallError, Facts, Reply, SegmentBody, Watcher, too_slow
 from chainrule.serve._logs import Output
+from chainrule.serve._problems import problem_reply
+
+_log = logging.getLogger(__name__)
 
 # A call that is cancelled is given this long to break off before its worker is killed.
 _CANCEL_GRACE_S = 0.5
@@ -36,8 +51,36 @@ _CANCEL_GRACE_S = 0.5
 _LAST_BREATH_S = 0.5
 
 
+class Worker(Protocol):
+    """One worker. At most one call at a time."""
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the next call can be given to it."""
+
+    async def start(self) -> Facts:
+        """Load the component."""
+
+    async def call(self, call: Call, *, timeout_s: float | None) -> Reply:
+        """Have a call answered."""
+
+    def kill(self) -> None:
+        """End it at once, as far as that is possible; its call fails."""
+
+    async def close(self) -> None:
+        """End it and wait until it is gone."""
+
+
 class WorkerProcess:
-    """One worker process. At most one call at a time.
+    """One worker process; `_worker` is what runs in it.
 
     Args:
         source: what `load_component` takes.
@@ -138,19 +181,8 @@ class WorkerProcess:
             CallError: the process died (`worker_crashed`) or took too long (`call_timeout`); in both
                 cases it has to be replaced.
         """
-        header: dict[str, Any] = {
-            "call": {
-                "endpoint": call.endpoint,
-                "content_type": call.content_type,
-                "content_encoding": call.content_encoding,
-                "accept": call.accept,
-                "run_id": call.run_id,
-                "traceparent": call.traceparent,
-                "merged": call.merged,
-            }
-        }
         self._watcher = call.watcher
-        answer = self._send_call(header, call)
+        answer = self._send_call(call)
         try:
             return self._to_reply(await asyncio.wait_for(answer, timeout_s), call.room)
         except TimeoutError:
@@ -166,7 +198,8 @@ class WorkerProcess:
                 answer.result().close()
             raise
 
-    def _send_call(self, header: dict[str, Any], call: Call) -> asyncio.Future[Message]:
+    def _send_call(self, call: Call) -> asyncio.Future[Message]:
+        header: dict[str, Any] = {"call": call.told}
         inline, descriptors = [call.body], []
         if isinstance(call.body, SegmentBody):
             header["body"] = call.body.nbytes
@@ -309,3 +342,171 @@ def _pickled(source: Any, config: Any) -> bytes:
             code="not_picklable",
         )
     return setup
+
+
+class WorkerThread:
+    """One thread that answers calls.
+
+    The component is loaded on it too: what an author makes may belong to the thread that made it. The thread
+    is a daemon: the end of the process does not wait for it, or for the author's code that it runs.
+
+    A call that takes too long is answered with 504, but the thread goes on: until it is back, `is_usable` is
+    false.
+
+    Args:
+        source: what `load_component` takes.
+        config: the component's settings.
+        on_change: called on the event loop when the thread is back from a call that is not waited for any
+            more.
+    """
+
+    is_alive = True
+
+    def __init__(self, source: Any, config: Any, on_change: Callable[[WorkerThread], None]) -> None:
+        self._source, self._config = source, config
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._answer: asyncio.Future[Reply] | None = None
+        self.is_usable = True
+
+    @property
+    def pid(self) -> int:
+        """Of the server itself."""
+        return os.getpid()
+
+    async def start(self) -> Facts:
+        """Start the thread, which loads the component.
+
+        Raises:
+            BaseException: what the component's code raised.
+        """
+        loading: asyncio.Future[Answerer] = self._loop.create_future()
+        threading.Thread(
+            target=self._run, args=(loading,), name="chainrule-component", daemon=True
+        ).start()
+        self._answerer = await loading
+        return self._answerer.facts
+
+    async def call(self, call: Call, *, timeout_s: float | None) -> Reply:
+        """Have a call answered.
+
+        Raises:
+            CallError: it took too long (`call_timeout`); the thread goes on.
+        """
+        self.is_usable = False
+        self._answer = answer = self._loop.create_future()
+        self._calls.put(partial(self._reply_to, call, answer))
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            assert timeout_s is not None
+            raise too_slow(call.endpoint, timeout_s, was_stopped=False) from None
+
+    def kill(self) -> None:
+        """Let the call under way fail, and the thread end when it is back."""
+        self.is_usable = False
+        self._calls.put(None)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(
+                CallError("The worker was stopped.", code="worker_crashed", status=502)
+            )
+
+    async def close(self) -> None:
+        """Do not wait for the thread: it ends with this process."""
+        self.kill()
+
+    # On the thread
+
+    def _run(self, loading: asyncio.Future[Answerer]) -> None:
+        try:
+            answerer = Answerer.load(self._source, self._config)
+        except BaseException as error:
+            self._on_loop(_fail, loading, error)
+            return
+        self._on_loop(_settle, loading, answerer)
+        while (task := self._calls.get()) is not None:
+            task()
+            del task  # it holds a request and its reply
+
+    def _reply_to(self, call: Call, answer: asyncio.Future[Reply]) -> None:
+        try:
+            reply = self._reply(call)
+        except BaseException:  # without this thread no call would ever be answered again
+            _log.exception("A call was lost")
+            error = CallError(
+                "The server failed on this request.", code="internal_error", status=500
+            )
+            reply = problem_reply(error)
+        self._on_loop(self._finish, answer, reply)
+
+    def _reply(self, call: Call) -> Reply:
+        if call.watcher is None:
+            return self._answerer.answer(call)
+        with following_in_thread(call.watcher, self._loop):
+            return self._answerer.answer(call)
+
+    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    # On the event loop
+
+    def _finish(self, answer: asyncio.Future[Reply], reply: Reply) -> None:
+        """The thread is back.
+
+        The race of reply and cancellation is decided here, on the event loop, by `answer`: either it is
+        still open, and the pool releases this worker after it has the reply; or the caller has left, the
+        pool found the worker not usable then, and is told now that it is.
+        """
+        self.is_usable = True
+        if answer.done():
+            self._on_change(self)
+        else:
+            answer.set_result(reply)
+
+
+@contextlib.contextmanager
+def following_in_thread(watcher: Watcher, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """While the call of a job is answered on this thread, pass its progress and what it logs on.
+
+    What it prints is not passed on: all threads share what they print to.
+
+    Args:
+        watcher: who hears of it.
+        loop: on which it hears of it.
+    """
+
+    def emit(fraction: float, text: str) -> None:
+        loop.call_soon_threadsafe(watcher.on_progress, fraction, text)
+
+    handler = _ThisThread(watcher)
+    logging.getLogger().addHandler(handler)
+    try:
+        with listening(emit):
+            yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+class _ThisThread(logging.Handler):
+    """Passes on what the thread that made it logs."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()
+        self._watcher = watcher
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.thread == self._thread:
+            self._watcher.write_log(f"{record.levelname} {record.getMessage()}\n".encode())
+
+
+def _settle(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

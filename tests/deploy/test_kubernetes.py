@@ -1,0 +1,352 @@
+"""Kubernetes manifests, checked against the published schemas and by a server that really runs as they say.
+
+The schemas let pass what an API server refuses (a quantity `banana`, a selector that finds no pod, a mount
+without a volume, …): `refused_by_api_server` checks these.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chainrule.cli import main
+from chainrule.deploy.kubernetes import (
+    KubernetesDeployment,
+    manifests,
+    to_yaml,
+    write_folder,
+)
+from chainrule.errors import InputError
+
+DIGEST = f"sha256:{64 * 'a'}"
+IMAGE = f"registry.example:5000/team/heat@{DIGEST}"
+QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGT]i?|Ki)?")
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+variants = st.fixed_dictionaries(
+    {},
+    optional={
+        "namespace": st.just("simulation"),
+        "workers": st.integers(1, 9),
+        "cpu": st.sampled_from(["2", "1500m"]),
+        "memory": st.sampled_from(["512Mi", "8Gi", "1.5G"]),
+        "tls_secret": st.just("heat-tls"),
+        "pull_secret": st.just("registry"),
+        "allow_to": st.lists(st.sampled_from(["10.1.0.0/16:5432", "::1/128", "192.0.2.7"])).map(
+            tuple
+        ),
+        "env": st.dictionaries(st.just("MODE"), st.text(max_size=9)),
+        "serve_arguments": st.just(("--access-log",)),
+        "grace_s": st.integers(0, 900),
+        "startup_s": st.integers(1, 3600),
+    },
+)
+scalings = st.sampled_from(
+    [
+        {},
+        {"replicas": 3},
+        {"replicas": 2, "hpa": 8},
+        {"keda": 8, "prometheus": "http://prometheus.monitoring:9090", "scale_to_zero": True},
+        {"jobs": "10Gi", "storage_class": "fast"},
+        {"ingress": "heat.example", "ingress_tls": "heat-cert", "allow_from": ("ingress-nginx",)},
+    ]
+)
+
+
+def pod_of(objects):
+    (workload,) = [each for each in objects if each["kind"] in ("Deployment", "StatefulSet")]
+    return workload["spec"]["template"]
+
+
+def refused_by_api_server(objects):
+    """What an API server refuses although the schemas allow it."""
+    problems = []
+    pod = pod_of(objects)
+    spec = pod["spec"]
+    (container,) = spec["containers"]
+    labels = pod["metadata"]["labels"].items()
+    for each in objects:
+        selector = each.get("spec", {}).get("selector") or each.get("spec", {}).get("podSelector")
+        wanted = (selector or {}).get("matchLabels", selector or {})
+        if not wanted.items() <= labels:
+            problems.append(f"{each['kind']} selects no pod")
+        if not NAME.fullmatch(each["metadata"]["name"]):
+            problems.append("name")
+    claims = [
+        claim["metadata"]["name"]
+        for each in objects
+        for claim in each.get("spec", {}).get("volumeClaimTemplates", ())
+    ]
+    volumes = [volume["name"] for volume in spec["volumes"]] + claims
+    mounts = [mount["name"] for mount in container["volumeMounts"]]
+    places = [mount["mountPath"] for mount in container["volumeMounts"]]
+    if sorted(volumes) != sorted(mounts) or len(set(places)) < len(places):
+        problems.append("mounts and volumes")
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        if len(container[kind].keys() & {"httpGet", "exec", "tcpSocket", "grpc"}) != 1:
+            problems.append(kind)
+    if not container["image"]:
+        problems.append("image")
+    sizes = [
+        *container["resources"]["requests"].values(),
+        *container["resources"]["limits"].values(),
+    ]
+    if not all(QUANTITY.fullmatch(size) for size in sizes):
+        problems.append("quantities")
+    if any(
+        container["resources"]["requests"].get(key) != size
+        for key, size in container["resources"]["limits"].items()
+        if "/" in key
+    ):
+        problems.append("an extended resource is requested as it is limited")
+    ports = {port["name"] for port in container["ports"]}
+    for each in objects:
+        for port in each["spec"].get("ports", ()) if each["kind"] == "Service" else ():
+            if port["targetPort"] not in ports:
+                problems.append("port")
+    return problems
+
+
+@pytest.fixture(scope="module")
+def validate():
+    return pytest.importorskip("kubernetes_validate").validate
+
+
+@settings(deadline=None, max_examples=25)
+@given(variants, scalings, st.sampled_from(["1.25", "1.29", "1.37"]))
+def test_every_deployment_is_one_that_a_cluster_takes(validate, variant, scaling, version):
+    objects = manifests(KubernetesDeployment(image=IMAGE, name="heat", **variant, **scaling))
+    text = to_yaml(objects)
+    read = list(yaml.safe_load_all(text))
+    assert read == objects == json.loads(json.dumps(objects))
+    for each in read:
+        if not each["apiVersion"].startswith("keda.sh/"):
+            validate(each, version, strict=True)
+    assert refused_by_api_server(read) == []
+    texts = [
+        event.value
+        for event in yaml.parse(text)
+        if isinstance(event, yaml.ScalarEvent) and event.style is None
+    ]
+    # What has no quotes is a key, a number or a truth value, for readers of every version of YAML.
+    assert all(re.fullmatch(r"[a-zA-Z]{2,}|\d+", each) for each in texts)
+
+
+def test_what_a_pod_may_do_and_how_it_stops():
+    objects = manifests(KubernetesDeployment(image=IMAGE, name="heat", grace_s=120, memory="4Gi"))
+    spec = pod_of(objects)["spec"]
+    (container,) = spec["containers"]
+    assert container["image"] == IMAGE
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert spec["automountServiceAccountToken"] is False
+    waits = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert spec["terminationGracePeriodSeconds"] >= waits + 120 + 10
+    limit = int(container["args"][container["args"].index("--max-inflight-bytes") + 1])
+    assert limit < 4 << 30
+    token = next(volume for volume in spec["volumes"] if volume["name"] == "token")
+    assert token["secret"] == {"secretName": "heat-token", "defaultMode": 0o440}
+    assert not any("subPath" in mount for mount in container["volumeMounts"])
+
+
+def test_a_scaled_object_reads_as_keda_documents_it():
+    (scaled,) = [
+        each
+        for each in manifests(
+            KubernetesDeployment(image=IMAGE, name="heat", keda=9, prometheus="http://p:9090")
+        )
+        if each["kind"] == "ScaledObject"
+    ]
+    assert scaled["spec"]["scaleTargetRef"]["name"] == "heat"
+    assert (scaled["spec"]["minReplicaCount"], scaled["spec"]["maxReplicaCount"]) == (1, 9)
+    (trigger,) = scaled["spec"]["triggers"]
+    assert trigger["type"] == "prometheus"
+    assert trigger["metadata"].keys() == {"serverAddress", "query", "threshold"}
+    assert all(isinstance(value, str) for value in trigger["metadata"].values())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"name": "Heat"}, r"name \(--name\): expected lower-case letters.*found 'Heat'"),
+        ({"name": "h" * 60}, "at most 42"),
+        ({"namespace": "my_space"}, "--namespace"),
+        ({"memory": "banana"}, r"--memory\): expected a quantity such as 2, 500m or 4Gi"),
+        ({"cpu": "0"}, "--cpu"),
+        ({"replicas": 0}, r"--replicas\): expected at least 1; found 0"),
+        ({"shared_memory": "2Gi"}, "has to be smaller"),
+        ({"hpa": 2, "replicas": 4}, r"--hpa\): expected at least replicas \(4\)"),
+        ({"hpa": 2, "keda": 2, "prometheus": "http://p"}, "not by both"),
+        ({"keda": 4}, "--prometheus URL together"),
+        ({"scale_to_zero": True}, "Only KEDA scales to zero"),
+        ({"jobs": "1Gi", "replicas": 2}, "belong to one server"),
+        ({"storage_class": "fast"}, "--jobs SIZE"),
+        ({"ingress_class": "nginx"}, "--ingress HOST"),
+        ({"ingress": "heat.example"}, "--allow-from ingress-nginx"),
+        ({"gpu": 1, "workers": 2}, "one worker per server"),
+        ({"allow_to": ("example.com",)}, "a network such as"),
+        ({"allow_to": ("10.0.0.0/8:99999",)}, "below 65536"),
+        ({"image": "Heat image"}, "--image"),
+        ({"env": {"1A": ""}}, "name of a variable"),
+    ],
+)
+def test_what_a_cluster_would_refuse_is_refused_here(wrong, said):
+    with pytest.raises(InputError, match=said):
+        KubernetesDeployment(**{"image": IMAGE, "name": "heat", **wrong})
+
+
+def test_a_server_runs_as_the_manifests_say(tmp_path):
+    """The arguments, the variables, the Secrets and the probes of the pod, with its places under a folder."""
+    (tmp_path / "double.py").write_text(
+        "from chainrule import component\n\n\n@component\ndef double(x: float) -> float:\n    return 2 * x\n"
+    )
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl makes the certificate")
+    for name in (
+        "run/chainrule/token",
+        "run/chainrule/tls",
+        "jobs",
+        "output",
+        "tmp",
+        "home/component",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "run/chainrule/token/token").write_text("a-token-of-enough-letters\n")
+    tls = tmp_path / "run/chainrule/tls"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=IP:127.0.0.1", "-keyout", tls / "tls.key", "-out", tls / "tls.crt"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    deployment = KubernetesDeployment(
+        image=IMAGE, name="double", jobs="1Gi", tls_secret="double-tls", workers=2
+    )
+    (container,) = pod_of(manifests(deployment))["spec"]["containers"]
+    places = [mount["mountPath"] for mount in container["volumeMounts"]]
+    arguments = [
+        f"{tmp_path}{each}" if each.startswith(tuple(places)) else each
+        for each in container["args"]
+    ]
+    # Only the port differs: that of the manifests may be in use here.
+    arguments[arguments.index("--port") + 1] = "0"
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    environment["TMPDIR"] = f"{tmp_path}/tmp"
+    environment |= {
+        "CHAINRULE_COMPONENT": f"{tmp_path}/double.py",
+        "HOME": f"{tmp_path}/home/component",
+    }
+    server = subprocess.Popen(
+        [sys.executable, "-m", "chainrule", *arguments, "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    try:
+        url = json.loads(server.stdout.readline())["url"]
+        port = url.rpartition(":")[2].strip("/")
+        context = ssl.create_default_context(cafile=tls / "tls.crt")
+
+        def get(path, **headers):
+            request = urllib.request.Request(f"https://127.0.0.1:{port}{path}", headers=headers)
+            return urllib.request.urlopen(request, context=context, timeout=60)
+
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = container[kind]["httpGet"]
+            assert probe["scheme"] == "HTTPS"
+            assert get(probe["path"]).status == 200
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            get("/metrics")
+        metrics = get("/metrics", Authorization="Bearer a-token-of-enough-letters").read().decode()
+        # The names by which autoscalers scale.
+        assert "\nchainrule_calls_waiting{" in metrics
+        assert "\nchainrule_calls_running{" in metrics
+        assert any((tmp_path / "jobs").iterdir())
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    assert server.returncode in (0, -signal.SIGTERM)
+
+
+def test_a_folder_for_kustomize(tmp_path):
+    objects = manifests(KubernetesDeployment(image=IMAGE, name="heat", hpa=3))
+    files = write_folder(objects, tmp_path / "heat")
+    listed = yaml.safe_load(files[-1].read_text())
+    assert files[-1].name == "kustomization.yaml"
+    assert listed["resources"] == [file.name for file in files[:-1]]
+    assert [yaml.safe_load(file.read_text()) for file in files[:-1]] == objects
+    (tmp_path / "file").touch()
+    with pytest.raises(Exception, match=r"Cannot write .*file"):
+        write_folder(objects, tmp_path / "file")
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as left:
+        main(["deploy", "kubernetes", *map(str, arguments)])
+    return left.value.code, *capsys.readouterr()
+
+
+def test_the_command(tmp_path, capsys):
+    code, out, _ = run(capsys, IMAGE, "--replicas", 2, "--env", "MODE=a=b", "--serve=--access-log")
+    assert code == 0
+    objects = list(yaml.safe_load_all(out))
+    (container,) = pod_of(objects)["spec"]["containers"]
+    assert {"name": "MODE", "value": "a=b"} in container["env"]
+    assert container["args"][-1] == "--access-log"
+    assert pod_of(objects)["metadata"]["labels"] == {"app.kubernetes.io/name": "heat"}
+
+    code, out, _ = run(capsys, IMAGE, "--output", tmp_path / "all.yaml", "--json")
+    assert json.loads(out) == {"written": [str(tmp_path / "all.yaml")]}
+    assert len(list(yaml.safe_load_all((tmp_path / "all.yaml").read_text()))) == 6
+
+    code, out, _ = run(capsys, IMAGE, "--output", tmp_path / "folder")
+    assert (code, out) == (0, f"{tmp_path / 'folder'}\n")
+    assert (tmp_path / "folder" / "kustomization.yaml").exists()
+
+
+def test_a_folder_says_what_its_image_is_called(tmp_path, capsys):
+    folder = tmp_path / "plate"
+    folder.mkdir()
+    (folder / "component.py").write_text("def apply(inputs):\n    return inputs\n")
+    (folder / "component.yaml").write_text(
+        "name: thin_plate\nversion: '2.1'\nbuild:\n  gpu: true\n  check: false\n"
+    )
+    arguments = [folder, "--registry", "registry.example/team/", "--allow-tag", "--json"]
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0
+    (container,) = pod_of(json.loads(out))["spec"]["containers"]
+    assert container["image"] == "registry.example/team/thin_plate:2.1"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    code, _, error = run(capsys, folder, "--memory", "lots", "--allow-tag")
+    assert code == 2
+    assert "--memory" in error
+
+
+APISERVER = os.environ.get("CHAINRULE_KUBECTL")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(APISERVER is None, reason="CHAINRULE_KUBECTL names kubectl with a cluster")
+@pytest.mark.parametrize("scaling", [{"hpa": 3}, {"jobs": "1Gi"}], ids=["scaled", "jobs"])
+def test_a_real_cluster_takes_them(scaling, tmp_path):
+    folder = Path(tmp_path / "heat")
+    write_folder(manifests(KubernetesDeployment(image=IMAGE, name="heat", **scaling)), folder)
+    done = subprocess.run(
+        [*APISERVER.split(), "apply", "--dry-run=server", "-k", folder],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
