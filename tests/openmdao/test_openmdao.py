@@ -331,8 +331,8 @@ def test_cycles_whose_derivatives_would_be_wrong_are_refused():
     ):
         program = chainrule.openmdao.from_problem(make, ["x", "z"], ["obj"])
         found = program.jacobian({})["obj"]
-        np.testing.assert_allclose(found["x"], [[2.98061391]], rtol=1e-4)
-        np.testing.assert_allclose(found["z"], [[9.61001056, 1.78448534]], rtol=1e-4)
+        np.testing.assert_allclose(found["x"], [[2.98061391]], rtol=1e-3)
+        np.testing.assert_allclose(found["z"], [[9.61001056, 1.78448534]], rtol=1e-3)
 
 
 def test_a_complex_step_through_a_component_is_refused():
