@@ -7,15 +7,18 @@ from importlib.resources import files
 
 import pytest
 
-from chainrule.serve._page import join_modules
+from chainrule._web import join_modules, read_folder, shared_files
 
-WEB = files("chainrule.serve") / "_web"
-PARTS = sorted(file.name for file in WEB.iterdir() if file.name.endswith(".js"))
+SERVED = read_folder(files("chainrule.serve") / "_web")
+VIEWED = read_folder(files("chainrule.view") / "_web")
+TEXTS = {**shared_files(), **SERVED, **VIEWED}
+ENTRIES = ["page.js", "dashboard.js", "watch.js"]
+PARTS = sorted(name for name in TEXTS if name.endswith(".js"))
 DECLARED = re.compile(r"^(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
 
 
 def read(name):
-    return (WEB / name).read_text(encoding="utf-8")
+    return TEXTS[name]
 
 
 def test_what_is_needed_comes_first_and_once():
@@ -34,7 +37,7 @@ def test_cycles_are_refused():
         join_modules("a.js", sources.__getitem__)
 
 
-@pytest.mark.parametrize("entry", ["page.js", "dashboard.js"])
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_pages_are_whole(entry):
     joined = join_modules(entry, read)
     assert not re.search(r"^\s*(import|export)\b", joined, re.MULTILINE)
@@ -43,7 +46,7 @@ def test_pages_are_whole(entry):
 
 
 def test_no_file_is_left_over():
-    used = "".join(join_modules(entry, read) for entry in ("page.js", "dashboard.js"))
+    used = "".join(join_modules(entry, read) for entry in ENTRIES)
     assert [name for name in PARTS if read(name).splitlines()[0] not in used] == []
 
 

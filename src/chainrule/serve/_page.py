@@ -3,19 +3,14 @@
 The files of the page know nothing about the component: they ask for what they show with the caller's token,
 so they are served without one. The description has no scripts.
 
-The scripts under `_web` are small files that become one ES module (`join_modules`). They import each other by
-name (`import { h } from "./dom.js";`), never under another name and never all at once, and no two files of
-one page share a name at their top level. So the imported files can stand in front of their importer in one
-module; nothing is parsed or renamed. Browsers refuse a module made of a file that breaks the rule, and the
-tests of the page would fail.
+The scripts under `_web`, and those that all pages share (`chainrule._web`), become one ES module per page.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from functools import cache
-from graphlib import TopologicalSorter
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -25,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from chainrule._web import join_modules, read_folder, shared_files
 from chainrule.runtime.internal import Document, Field
 from chainrule.serve._calls import Facts
 
@@ -104,47 +100,10 @@ def static_file(name: str) -> Response:
 @cache
 def _web_files() -> Mapping[str, str]:
     """Name → content of everything that is served."""
-    folder = files("chainrule.serve") / "_web"
-    texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    texts = {**shared_files(), **read_folder(files("chainrule.serve") / "_web")}
+    texts["page.css"] = texts.pop("theme.css") + texts["page.css"]
     scripts = {name: join_modules(name, texts.__getitem__) for name in _SCRIPTS}
     return {name: text for name, text in texts.items() if not name.endswith(".js")} | scripts
-
-
-_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=(async )?(function|class|const)\b)", re.MULTILINE)
-
-
-def join_modules(entry: str, read: Callable[[str], str]) -> str:
-    """One module of a file and all that it imports, every file after those that it needs.
-
-    Args:
-        entry: the name of the file that a page starts with.
-        read: the text of a file.
-
-    Example:
-        >>> sources = {
-        ...     "add.js": "export const add = (a, b) => a + b;",
-        ...     "page.js": 'import { add } from "./add.js";\\nadd(1, 2);',
-        ... }
-        >>> print(join_modules("page.js", sources.__getitem__))
-        const add = (a, b) => a + b;
-        add(1, 2);
-    """
-    texts: dict[str, str] = {}
-    needs: dict[str, list[str]] = {}
-    waiting = [entry]
-    while waiting:
-        name = waiting.pop()
-        if name not in texts:
-            texts[name] = read(name)
-            needs[name] = _IMPORT.findall(texts[name])
-            waiting += needs[name]
-    return "\n".join(_bare(texts[name]) for name in TopologicalSorter(needs).static_order())
-
-
-def _bare(text: str) -> str:
-    """A file without the lines that only modules need."""
-    return _EXPORT.sub("", _IMPORT.sub("", text))
 
 
 def description_route(path: str, facts: Facts) -> Route:
