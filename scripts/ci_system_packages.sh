@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Gives this machine the system packages that optional tests need: container engines, a registry, a small
-# Slurm, a browser, a Fortran compiler. Only as root with apt, quietly and within a few minutes; the run
+# Gives this machine the system packages that optional tests need: container engines, a registry, Prometheus,
+# a small Slurm, a browser, a Fortran compiler. Only as root with apt, quietly and within a few minutes; the run
 # goes on whatever happens here, and tests whose tool is missing say so and are skipped.
 set -u
 
 packages=(podman buildah runc mmdebstrap chromium fonts-dejavu-core gfortran)
 # docker.io and uidmap would add the tests with docker and without root: some two minutes more.
-more=(docker-registry slurmctld slurmd slurm-client munge shellcheck)
+more=(docker-registry prometheus slurmctld slurmd slurm-client munge shellcheck)
 commands=(podman buildah runc mmdebstrap chromium gfortran)
-commands+=(docker-registry slurmctld slurmd munged shellcheck)
+commands+=(docker-registry promtool slurmctld slurmd munged shellcheck)
 
 missing=0
 for command in "${commands[@]}"; do

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from chainrule.optimize import fixed_point, least_squares, minimize
     from chainrule.runtime import component
+    from chainrule.view import watch
 
 __version__ = "0.1.0"
 
@@ -49,6 +50,7 @@ _HOMES = {
     "plant": "chainrule.harvest",
     "save_intermediates": "chainrule.harvest",
     "sow": "chainrule.harvest",
+    "watch": "chainrule.view",
 }
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "plant",
     "save_intermediates",
     "sow",
+    "watch",
 ]
 
 # What packages of lower layers need from higher ones; see `_registry`.

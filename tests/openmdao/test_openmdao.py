@@ -191,6 +191,7 @@ def test_an_implicit_component():
     [
         ({"partials": "full"}, "'dense', 'sparse' or 'products'"),
         ({"states": {"zz": "result"}}, "Expected states"),
+        ({"units": {"zz": "m"}}, "Expected units of y, a, result; found 'zz'"),
         ({"states": {"a": "result"}}, "has 1 elements, and its residual result 2"),
     ],
 )
@@ -285,6 +286,65 @@ def test_no_convergence_is_an_error_and_the_next_call_is_fine():
     failing = chainrule.openmdao.from_problem(stubborn, {"x": "x", "z": "z"}, {"objective": "obj"})
     with pytest.raises(ComponentError, match="converge"):
         failing.apply({"x": [1.0], "z": [5.0, 2.0]})
+
+
+def test_a_point_without_a_solution_does_not_spoil_the_next():
+    """The solver begins where the last run ended, which is not a number here."""
+
+    def warm():
+        problem = openmdao_sellar()
+        problem.model.cycle.nonlinear_solver = om.NonlinearBlockGS(
+            iprint=-1, atol=1e-12, maxiter=50
+        )
+        return problem
+
+    program = chainrule.openmdao.from_problem(warm, ["x", "z"], ["obj"])
+    point = {"x": [1.0], "z": [5.0, 2.0]}
+    for _ in range(2):
+        np.testing.assert_allclose(program.apply(point)["obj"], 28.58830817, rtol=1e-9)
+        with pytest.raises(ComponentError, match="NaN"):
+            program.apply({"x": [np.nan], "z": [5.0, 2.0]})
+
+
+def test_cycles_whose_derivatives_would_be_wrong_are_refused():
+    """OpenMDAO's own example of Sellar's problem has no linear solver for its cycle."""
+    from openmdao.test_suite.components.sellar_feature import SellarMDA
+
+    def made(linear_solver=None, *, differences=False):
+        problem = om.Problem(SellarMDA(), reports=False)
+        if differences:
+            problem.model.approx_totals()
+        problem.setup()
+        problem.set_solver_print(level=-1)
+        problem.set_val("x", 1.0)
+        problem.set_val("z", [5.0, 2.0])
+        if linear_solver is not None:
+            problem.model.cycle.linear_solver = linear_solver
+        return problem
+
+    with pytest.raises(DefinitionError, match=r"d1, d2 .*linear_solver = om\.DirectSolver"):
+        chainrule.openmdao.from_problem(made, ["x", "z"], ["obj"])
+    for make in (
+        lambda: made(om.DirectSolver()),
+        lambda: made(om.LinearBlockGS(maxiter=50)),
+        lambda: made(differences=True),
+    ):
+        program = chainrule.openmdao.from_problem(make, ["x", "z"], ["obj"])
+        found = program.jacobian({})["obj"]
+        np.testing.assert_allclose(found["x"], [[2.98061391]], rtol=1e-3)
+        np.testing.assert_allclose(found["z"], [[9.61001056, 1.78448534]], rtol=1e-3)
+
+
+def test_a_complex_step_through_a_component_is_refused():
+    problem = om.Problem(reports=False)
+    problem.model.add_subsystem(
+        "d", chainrule.openmdao.component(second, {"z": [5.0, 2.0], "y1": 1.0})
+    )
+    problem.model.approx_totals(method="cs")
+    problem.setup(force_alloc_complex=True)
+    problem.run_model()
+    with pytest.raises(InputError, match="complex step"):
+        problem.compute_totals(["d.result"], ["d.y1"])
 
 
 def test_metadata_is_the_schema():

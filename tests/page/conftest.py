@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,13 @@ def running(*command):
         process.send_signal(signal.SIGTERM)
         process.wait(30)
         process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def artifacts():
+    """The folder of screenshots."""
+    ARTIFACTS.mkdir(exist_ok=True)
+    return ARTIFACTS
 
 
 @pytest.fixture(scope="session", name="running")
@@ -99,7 +107,7 @@ def guarded(wrong, token_file):
 
 
 @pytest.fixture
-def open_page(browser, request):
+def open_page(browser, request, artifacts):
     """Opens an address; whatever the browser complains about fails the test."""
     context = browser.new_context(viewport={"width": 1360, "height": 1000})
     context.set_default_timeout(10_000)
@@ -114,11 +122,40 @@ def open_page(browser, request):
         return page
 
     yield open_one
-    ARTIFACTS.mkdir(exist_ok=True)
     for number, page in enumerate(context.pages):
-        page.screenshot(path=ARTIFACTS / f"{request.node.name}-{number}.png", full_page=True)
+        page.screenshot(path=artifacts / f"{request.node.name}-{number}.png", full_page=True)
     context.close()
     assert complaints == []
+
+
+@pytest.fixture
+def look(browser, request, artifacts):
+    """Opens an address at a width, light or dark. Errors, requests elsewhere and what axe finds fail."""
+    axe = pytest.importorskip("axe_playwright_python", reason="axe is not installed")
+    check = (files(axe) / "axe.min.js").read_text()
+    contexts, wrong = [], []
+
+    def open_one(address, width=1280, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context.set_default_timeout(10_000)
+        contexts.append((context, f"{width}-{scheme}"))
+        page = context.new_page()
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else 0)
+        page.on("request", lambda r: None if r.url.startswith((address, "data:", "about:"))
+                else wrong.append(r.url))  # fmt: skip
+        page.goto(address)
+        return page
+
+    yield open_one
+    for context, name in contexts:
+        for page in context.pages:
+            page.screenshot(path=artifacts / f"{request.node.name}-{name}.png", full_page=True)
+            page.evaluate(check)
+            found = page.evaluate("axe.run()")["violations"]
+            wrong += [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
+        context.close()
+    assert wrong == []
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ TOP_LEVEL = {
     "plant",
     "save_intermediates",
     "sow",
+    "watch",
 }
 
 

@@ -25,6 +25,7 @@ Modules, in reading order:
     _catalogue  image push, search
     _slurm      deploy slurm
     _kubernetes deploy kubernetes
+    _monitoring deploy alerts, grafana
     _completion completion
 """
 

@@ -186,6 +186,16 @@ GROUPS: dict[str, dict[str, Command]] = {
             "Write Kubernetes manifests that serve an image.",
             "chainrule deploy kubernetes registry.example/scale:1.0 --replicas 3 --output scale.yaml",
         ),
+        "deploy alerts": Command(
+            "_monitoring:add_alert_arguments",
+            "Write alert rules for Prometheus.",
+            "chainrule deploy alerts > chainrule-alerts.yaml",
+        ),
+        "deploy grafana": Command(
+            "_monitoring:add_grafana_arguments",
+            "Write a dashboard for Grafana.",
+            "chainrule deploy grafana > chainrule-dashboard.json",
+        ),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}

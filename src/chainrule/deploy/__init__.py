@@ -4,6 +4,7 @@ chainrule.deploy.images      build container images of components, and start the
 chainrule.deploy.catalogue   images in a registry, found by what they take and return
 chainrule.deploy.slurm       a batch script that starts servers within a Slurm job
 chainrule.deploy.kubernetes  manifests for servers on Kubernetes
+chainrule.deploy.monitoring  alerts for Prometheus, a dashboard for Grafana
 chainrule.deploy.local       a pool of replicas on this machine
 chainrule.deploy.ray         a pool of replicas on a Ray cluster
 

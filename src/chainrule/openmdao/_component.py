@@ -49,8 +49,8 @@ def component(
         A component to add to a group. Its attribute `paths` maps the names of variables to paths.
 
     Raises:
-        InputError: the example does not fit, units are unknown to OpenMDAO (`unit_unknown`), a state or
-            residual does not exist or differs in shape (`bad_states`).
+        InputError: the example does not fit, units are unknown to OpenMDAO (`unit_unknown`) or those of
+            no path (`path_unknown`), a state or residual does not exist or differs in shape (`bad_states`).
         CapabilityError: the component has no derivatives.
 
     Example:
@@ -109,6 +109,19 @@ class _Bridge:
         self._outputs_at_example = self.apply_tree(self._tree)
         self.inputs = _named(document.leaves("inputs", self._tree))
         self.outputs = _named(document.leaves("outputs", self._outputs_at_example))
+        known = [leaf.path for leaf in (*self.inputs.values(), *self.outputs.values())]
+        for path in units:
+            if path not in known:
+                raise InputError(
+                    f"Expected units of {', '.join(known)}; found {path!r}.",
+                    code="path_unknown",
+                    path=path,
+                )
+
+    @property
+    def name(self) -> str:
+        """Of the component."""
+        return str(self._component.name)
 
     def value(self, leaf: Leaf) -> Any:
         """An input in the example."""
@@ -293,6 +306,12 @@ class _Explicit(_Shared, om.ExplicitComponent):
 
     def compute(self, inputs: Any, outputs: Any) -> None:
         """The outputs."""
+        if self.under_complex_step:
+            raise InputError(
+                f"{self.bridge.name} takes real numbers, and OpenMDAO makes a complex step (method='cs'). "
+                "Take its own derivatives, or method='fd'.",
+                code="bad_option",
+            )
         for name, value in self.bridge.apply(inputs).items():
             outputs[name] = value
 

@@ -1,9 +1,9 @@
 """An OpenMDAO problem as a component.
 
 A problem is state: inputs are set, the model runs, and derivatives are those of the last run. Here every
-call sets all inputs under a lock, runs the model unless it has just run at these inputs, and forgets the
-point when anything fails. So derivatives are never those of another point. Solvers that do not converge
-raise, which they do not by themselves.
+call sets all inputs under a lock, runs the model unless it has just run at these inputs, and begins at the
+start values again when a run has failed. So derivatives are never those of another point. Solvers that do
+not converge raise, which they do not by themselves.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import openmdao.api as om
+from openmdao.utils.graph_utils import get_sccs_topo
 from pydantic import Field, create_model
 
 from chainrule._errors import DefinitionError
@@ -50,7 +51,8 @@ def from_problem(
         knows them.
 
     Raises:
-        DefinitionError: the problem has no such variable (`path_unknown`), or two have one name.
+        DefinitionError: the problem has no such variable (`path_unknown`), two have one name, or its linear
+            solvers ignore that components depend on each other.
 
     Example:
         >>> import openmdao.api as om
@@ -115,6 +117,11 @@ class _Program:
         self._lock = threading.Lock()
         self._point: dict[str, bytes] | None = None
         self._problem = _set_up(make_problem)
+        _check_cycles(self._problem.model)
+        self._start = {
+            name: np.array(self._problem.get_val(name))
+            for name in self._problem.model.get_io_metadata(iotypes="output")
+        }
         self._facts = {n: self._facts_of(n) for n in (*inputs.values(), *outputs.values())}
 
     def _facts_of(self, name: str) -> Mapping[str, Any]:
@@ -173,13 +180,17 @@ class _Program:
         }
 
     def _run(self, inputs: Any) -> None:
-        """Bring the problem to a point; what was there before is forgotten if that fails."""
+        """Bring the problem to a point, from the last one or from the start.
+
+        A run that fails may leave values behind from which no solver converges.
+        """
         values = {name: np.asarray(getattr(inputs, field)) for field, name in self.inputs.items()}
         point = {name: value.tobytes() for name, value in values.items()}
         if point == self._point:
             return
+        start = self._start if self._point is None else {}
         self._point = None
-        for name, value in values.items():
+        for name, value in {**start, **values}.items():
             self._problem.set_val(name, value)
         self._problem.run_model()
         self._point = point
@@ -208,6 +219,30 @@ def _set_up(make_problem: Callable[[], om.Problem]) -> om.Problem:
             if solver is not None and "err_on_non_converge" in solver.options:
                 solver.options["err_on_non_converge"] = True
     return problem
+
+
+def _check_cycles(group: om.Group) -> None:
+    """Refuse components that depend on each other, if their linear solver ignores it.
+
+    OpenMDAO returns wrong total derivatives then, without a word.
+
+    Raises:
+        DefinitionError: there are some (`bad_definition`).
+    """
+    # Both solve for the whole group, as differences do (`approx_totals`), whatever its subgroups do.
+    if isinstance(group.linear_solver, (om.DirectSolver, om.ScipyKrylov)) or group._owns_approx_jac:
+        return
+    if isinstance(group.linear_solver, om.LinearRunOnce):
+        for cycle in get_sccs_topo(group.compute_sys_graph()):
+            if len(cycle) > 1:
+                raise DefinitionError(
+                    f"The systems {', '.join(sorted(cycle))} of {group.msginfo} depend on each other, and "
+                    "its linear solver runs each of them once, which gives wrong total derivatives. "
+                    "Write `group.linear_solver = om.DirectSolver()`.",
+                    code="bad_definition",
+                )
+    for each in group.system_iter(recurse=False, typ=om.Group):
+        _check_cycles(each)
 
 
 @contextlib.contextmanager

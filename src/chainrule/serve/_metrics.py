@@ -61,6 +61,11 @@ def exposition(services: Mapping[str, Service], jobs: Mapping[str, int]) -> str:
         for worker in service.pool.workers
     ]
     lines += _family("worker_restarts", "counter", "Workers that were replaced.", restarts)
+    about = [
+        ("", {"component": name, "version": s.facts.version, "server": __version__}, 1)
+        for name, s in named
+    ]
+    lines += _family("component_info", "gauge", "Versions of component and server.", about)
     states = [("", {"state": state}, count) for state, count in jobs.items()]
     lines += _family("jobs", "gauge", "Jobs that are known, by state.", states)
     return "\n".join(lines) + "\n"
@@ -73,7 +78,9 @@ _GAUGES: tuple[Any, ...] = (
         lambda s: s.pool.under_way - s.pool.queue_length,
     ),
     ("calls_waiting", "Calls that wait for a worker.", lambda s: s.pool.queue_length),
+    ("queue_limit", "Calls that may wait for a worker.", lambda s: s.pool.max_queue),
     ("workers", "Workers that are up.", lambda s: s.pool.alive),
+    ("ready", "1 if the component answers calls.", lambda s: int(s.pool.is_ready)),
 )
 
 

@@ -3,7 +3,7 @@
 The files of the page know nothing about the component: they ask for what they show with the caller's token,
 so they are served without one. The description has no scripts.
 
-The scripts under `_web` are ES modules, which browsers put together.
+The scripts under `_web`, and those that all pages share (`chainrule._web`), become one ES module per page.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from chainrule._web import join_modules, read_folder, shared_files
 from chainrule.runtime.internal import Document, Field
 from chainrule.serve._calls import Facts
 
@@ -39,6 +40,8 @@ _MEDIA_TYPES = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
 }
+_SCRIPTS = ("page.js", "dashboard.js")
+"""The files that pages start with. The others under `_web` are parts of these, and not served alone."""
 _PLACE = re.compile(r"(/c/[^/]+)?/")
 _ASSET = re.compile(r"(/c/[^/]+)?/_page/[a-z_]+\.(css|js|svg)")
 
@@ -97,8 +100,10 @@ def static_file(name: str) -> Response:
 @cache
 def _web_files() -> Mapping[str, str]:
     """Name → content of everything that is served."""
-    folder = files("chainrule.serve") / "_web"
-    return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+    texts = {**shared_files(), **read_folder(files("chainrule.serve") / "_web")}
+    texts["page.css"] = texts.pop("theme.css") + texts["page.css"]
+    scripts = {name: join_modules(name, texts.__getitem__) for name in _SCRIPTS}
+    return {name: text for name, text in texts.items() if not name.endswith(".js")} | scripts
 
 
 def description_route(path: str, facts: Facts) -> Route:

@@ -6,6 +6,7 @@
     plan             what the components of a pipeline are asked for its Jacobian
     schema           what a component takes and gives
     elimination      the way from a computational graph to its Jacobian, vertex by vertex
+    watch            a run while it runs, and step by step afterwards
 
 Pictures show themselves in a notebook and have `.svg()`, `.html()`, `.plot(ax)` for matplotlib and
 `.save(path)`. After `%load_ext chainrule.view`, notebooks show classes of schemas as tables, too.
@@ -22,6 +23,9 @@ Modules, in reading order:
     _elimination      the steps of an elimination
     _spy              the pattern of a Jacobian
     _schema           fields of a component; the notebook extension
+    _page             pages that need nothing else
+    _live             a page that follows a run
+    _watch            the record of a run
 """
 
 from chainrule.view._elimination import EliminationSteps, Product, Step, Vertex, elimination
@@ -36,6 +40,7 @@ from chainrule.view._schema import (
     unload_ipython_extension,
 )
 from chainrule.view._spy import Spy, SpyBlock, spy
+from chainrule.view._watch import Watch, WatchFrame, watch
 
 __all__ = [
     "EliminationSteps",
@@ -52,6 +57,8 @@ __all__ = [
     "SpyBlock",
     "Step",
     "Vertex",
+    "Watch",
+    "WatchFrame",
     "elimination",
     "gradient_flow",
     "load_ipython_extension",
@@ -60,4 +67,5 @@ __all__ = [
     "schema",
     "spy",
     "unload_ipython_extension",
+    "watch",
 ]

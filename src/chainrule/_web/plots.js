@@ -33,9 +33,9 @@ export function ticks(low, high, count = 5) {
 
 const WIDTH = 340, HEIGHT = 168, LEFT = 56, RIGHT = 12, TOP = 8, BOTTOM = 36;
 
-/** A curve of values over their index, with the value under the pointer. */
-export function curve(values, { label = "", xLabel = "index" } = {}) {
-  const { low, high } = statistics(values);
+/** A curve of values over their index, with the value under the pointer; `limits` of the axis are its own by default. */
+export function curve(values, { label = "", xLabel = "index", limits = statistics(values) } = {}) {
+  const { low, high } = limits;
   const pad = isFlat({ low, high }) ? Math.abs(high) * 0.1 || 1 : 0.06 * (high - low);
   const [bottom, top] = [low - pad, high + pad];
   const x = (i) => LEFT + ((WIDTH - LEFT - RIGHT) * i) / Math.max(1, values.length - 1);

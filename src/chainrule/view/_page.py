@@ -1,0 +1,76 @@
+"""Pages that need nothing else: one file with a script, a style and data; live, saved, or in a cell.
+
+The page's policy lets it load nothing from elsewhere: no file, no font, no address but its own.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+import numpy as np
+import orjson
+
+from chainrule._codec import encode_array
+from chainrule._web import join_modules, read_folder, shared_files
+
+
+def page(entry: str, title: str, data: Any, markup: str = "") -> str:
+    """A whole document.
+
+    Args:
+        entry: the script that it starts with, such as `watch.js`.
+        title: of the tab.
+        data: what the script reads: JSON, and arrays in the form of the wire.
+        markup: HTML that the script finds in `#main`.
+    """
+    # `</script>` inside a text would end the element that holds the data.
+    text = to_json(data).decode().replace("<", "\\u003c")
+    style, script = _parts(entry)
+    return _template().substitute(
+        title=escape(title), style=style, script=script, data=text, markup=markup
+    )
+
+
+def cell(document: str, title: str, height: int) -> str:
+    """A document for the output of a notebook's cell: a frame that takes the height of what is in it."""
+    return (
+        f'<iframe srcdoc="{escape(document)}" title="{escape(title)}" '
+        f'style="width:100%;height:{height}px;border:0"></iframe>'
+    )
+
+
+def to_json(data: Any) -> bytes:
+    """JSON of data with arrays; numbers that JSON does not have are the texts `nan`, `inf` and `-inf`."""
+    return orjson.dumps(_plain(data), option=orjson.OPT_NON_STR_KEYS)
+
+
+def _plain(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _plain(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_plain(value) for value in data]
+    if isinstance(data, np.ndarray):
+        return encode_array(data, encoding="base64")
+    if isinstance(data, float) and not np.isfinite(data):
+        return str(data)
+    return data
+
+
+@cache
+def _files() -> dict[str, str]:
+    return {**shared_files(), **read_folder(files("chainrule.view") / "_web")}
+
+
+@cache
+def _template() -> Template:
+    return Template(_files()["view.html"])
+
+
+@cache
+def _parts(entry: str) -> tuple[str, str]:
+    texts = _files()
+    return texts["theme.css"] + texts["view.css"], join_modules(entry, texts.__getitem__)

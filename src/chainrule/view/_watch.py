@@ -1,0 +1,386 @@
+"""`watch`: see a loop while it runs, and step through it afterwards.
+
+A frame is what was said about one step: the cost, norms of gradients, inputs and fields. Frames are small
+copies, and their number is bounded: when there are too many, every second one goes, and from then on only
+every second (fourth, …) step is kept. The first and the last step always are.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+import os
+import sys
+import threading
+import webbrowser
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from chainrule._errors import InputError
+from chainrule._trees import is_tracer, iterate_leaves
+from chainrule.view._live import LiveServer, event
+from chainrule.view._page import cell, page, to_json
+
+_log = logging.getLogger(__name__)
+
+_POINTS = 512  # of an array with one axis
+_SIDE = 64  # of an array with more
+_FRAMES = 200
+_PAUSE_S = 0.2  # between two events for one browser
+_HEIGHT = 720  # of the frame in a notebook, until it knows its own
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchFrame:
+    """What was recorded of one step.
+
+    Attributes:
+        number: how many steps were recorded before it.
+        step: its number in the loop.
+        cost: what is minimised; `None` where it was not given.
+        gradients: name → Euclidean norm.
+        inputs: path → array, reduced.
+        fields: path → array, reduced.
+    """
+
+    number: int
+    step: int
+    cost: float | None
+    gradients: Mapping[str, float]
+    inputs: Arrays
+    fields: Arrays
+
+    def plain(self) -> dict[str, Any]:
+        """The frame for a page."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Watch:
+    """A record of a run; `chainrule.watch` makes it. Call it once per step.
+
+    Attributes:
+        title: of the page.
+        url: where the page is while the `with` block runs; `None` before and after.
+    """
+
+    def __init__(self, title: str, *, max_frames: int, open_browser: bool | None) -> None:
+        if max_frames < 3:
+            raise InputError(
+                f"Expected max_frames of at least 3; found {max_frames}.", code="bad_option"
+            )
+        self.title = title
+        self.url: str | None = None
+        self._most = max_frames
+        self._open_browser = open_browser
+        self._frames: list[WatchFrame] = []
+        self._stride = 1
+        self._count = 0
+        self._note = ""
+        self._first_odd: dict[str, Any] | None = None
+        self._changed = threading.Condition()
+        self._ended = threading.Event()
+        self._server: LiveServer | None = None
+        self._has_opened = False
+
+    @property
+    def frames(self) -> tuple[WatchFrame, ...]:
+        """What was kept, in the order of the steps."""
+        with self._changed:
+            return tuple(self._frames)
+
+    def __call__(
+        self,
+        step: int | None = None,
+        *,
+        cost: Any = None,
+        gradients: Any = None,
+        inputs: Any = None,
+        fields: Any = None,
+    ) -> None:
+        """Record a step.
+
+        Numbers and arrays may be of NumPy, JAX or torch, or Python's. What cannot be recorded is said on the
+        page and in the log; it does not end the loop.
+
+        Args:
+            step: its number; one more than before when it is not given.
+            cost: what is minimised.
+            gradients: name → gradient, as an array or as nested data; the norm of each is recorded. A
+                gradient that is not a mapping is called `gradient`.
+            inputs: the variables, as an array or as nested data. Up to 12 numbers are curves over the
+                steps; larger arrays are shown like fields.
+            fields: name → array. An array with one axis is reduced to at most 512 means of neighbours,
+                one with two to 64 × 64, and of one with more the middle slice is taken.
+
+        Raises:
+            InputError: the step is not a whole number.
+        """
+        try:
+            number = self._count if step is None else operator.index(step)
+        except TypeError as error:
+            raise InputError(
+                f"The step is a whole number; found {type(step).__name__}. "
+                "The cost has its name: w(cost=value).",
+                code="bad_option",
+            ) from error
+        try:
+            frame = WatchFrame(
+                self._count, number, *_measured(cost, gradients), _arrays("inputs", inputs),
+                _arrays("fields", fields),
+            )  # fmt: skip
+        except Exception as error:
+            self._note = f"Step {number} was not recorded: {type(error).__name__}: {error}"
+            _log.warning("%s", self._note)
+        else:
+            self._keep(frame)
+
+    def callback(self, intermediate_result: Any) -> None:
+        """Record what a solver hands to its callback.
+
+        Pass it as `callback=w.callback` to `chainrule.minimize`, `chainrule.least_squares` and
+        `scipy.optimize.minimize`. Methods of scipy that only hand over the variables (such as TNC) give
+        frames without a cost.
+
+        Args:
+            intermediate_result: a step of `chainrule.minimize`, scipy's result so far, or the variables.
+        """
+        found = intermediate_result
+        cost = getattr(found, "fun", getattr(found, "value", None))
+        gradient = getattr(found, "jac", getattr(found, "gradient", None))
+        inputs = getattr(found, "x", found if cost is None else None)
+        named = {} if gradient is None else {"gradient": gradient}
+        self(getattr(found, "evaluation", None), cost=cost, gradients=named, inputs=inputs)
+
+    def __enter__(self) -> Watch:
+        """Begin to serve the page."""
+        self._ended.clear()
+        try:
+            self._server = LiveServer(self._live_page, self._events)
+        except OSError as error:
+            self._note = f"The live page cannot be served: {error}"
+            _log.warning("%s", self._note)
+            return self
+        self.url = self._server.url
+        self._has_opened = self._show(self.url)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Send the last step to the page and end its server."""
+        with self._changed:
+            self._ended.set()
+            self._changed.notify_all()
+        if self._server is not None:
+            self._server.close(is_expected=self._has_opened)
+        self.url = self._server = None
+
+    def save(self, path: str | Path) -> Path:
+        """Write the run as one HTML file that needs nothing else.
+
+        Args:
+            path: ends in `.html`.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: another ending.
+        """
+        path = Path(path)
+        if path.suffix != ".html":
+            raise InputError(
+                f"A run is saved as .html, but the file is called {path.name!r}.",
+                code="picture_format",
+            )
+        path.write_text(self._document(), encoding="utf-8")
+        return path
+
+    def html(self) -> str:
+        """The run for a page or a notebook: a frame with the saved run in it."""
+        return cell(self._document(), self.title, _HEIGHT)
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def __repr__(self) -> str:
+        where = f", live at {self.url}" if self.url else ""
+        steps = "1 step" if self._count == 1 else f"{self._count} steps"
+        return f"<Watch {self.title!r}: {steps}, {len(self._frames)} kept{where}>"
+
+    def _keep(self, frame: WatchFrame) -> None:
+        with self._changed:
+            if self._frames and self._frames[-1].number % self._stride:
+                self._frames.pop()  # it was kept as the last one only
+            self._frames.append(frame)
+            if len(self._frames) > self._most:
+                self._stride *= 2
+                regular = [f for f in self._frames[:-1] if f.number % self._stride == 0]
+                self._frames = [*regular, frame]
+            self._count += 1
+            if self._first_odd is None:
+                self._first_odd = _odd_value(frame)
+            self._changed.notify_all()
+
+    def _news(self, seen: int) -> tuple[int, dict[str, Any]]:
+        """How many steps there are, and what a page needs that has seen so many of them."""
+        with self._changed:
+            news = {
+                "frames": [frame.plain() for frame in self._frames if frame.number >= seen],
+                "kept": [frame.number for frame in self._frames],
+                "count": self._count,
+                "note": self._note,
+                "firstOdd": self._first_odd,
+            }
+            return self._count, news
+
+    def _document(self) -> str:
+        _, news = self._news(0)
+        return page("watch.js", self.title, {"title": self.title, "isLive": False, **news})
+
+    def _live_page(self) -> str:
+        _, news = self._news(0)
+        nothing = {**news, "frames": [], "kept": []}
+        return page("watch.js", self.title, {"title": self.title, "isLive": True, **nothing})
+
+    def _events(self) -> Iterator[bytes]:
+        """All that is new, not too often, and one event at the end."""
+        seen = 0
+        while True:
+            is_last = self._ended.is_set()
+            there, news = self._news(seen)
+            if there > seen:
+                yield event("news", to_json(news))
+                seen = there
+            if is_last:
+                break
+            self._wait_for_more(seen)
+            self._ended.wait(_PAUSE_S)
+        yield event("end", b"{}")
+
+    def _wait_for_more(self, seen: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended.is_set() or self._count > seen)
+
+    def _show(self, url: str) -> bool:
+        """Open a tab where there is a screen; else say on a terminal where the page is."""
+        is_wanted = self._open_browser
+        if is_wanted is None:
+            is_wanted = sys.stdout.isatty() and _has_screen()
+        try:
+            if is_wanted and webbrowser.open(url):
+                return True
+        except webbrowser.Error as error:
+            _log.info("No browser was opened: %s", error)
+        console = Console(stderr=True)
+        if console.is_terminal:
+            console.print(f"Watch the run at {url}", highlight=False, soft_wrap=True)
+        return False
+
+
+def watch(
+    title: str = "A run", *, max_frames: int = _FRAMES, open_browser: bool | None = None
+) -> Watch:
+    """Watch a loop: its cost, gradients, inputs and fields, live in a browser and afterwards.
+
+    Inside the `with` block a page on this machine follows the run. Afterwards a notebook shows the run as
+    the last line of a cell, and `save` writes it to one file. Without `with` nothing is served.
+
+    Args:
+        title: of the page.
+        max_frames: how many steps are kept; a longer run is thinned out evenly, with its first and its last.
+        open_browser: whether to open a tab; by default where standard output is a terminal and there is a
+            screen. Otherwise a terminal gets the address as a line.
+
+    Raises:
+        InputError: fewer than three frames.
+
+    Example:
+        >>> import chainrule
+        >>> x = 1.0
+        >>> with chainrule.watch("Newton's method for the square root of two") as w:
+        ...     for step in range(5):
+        ...         w(step, cost=(x**2 - 2) ** 2, inputs={"x": x})
+        ...         x = x / 2 + 1 / x
+        >>> w
+        <Watch "Newton's method for the square root of two": 5 steps, 5 kept>
+    """
+    return Watch(title, max_frames=max_frames, open_browser=open_browser)
+
+
+def _has_screen() -> bool:
+    return sys.platform in ("win32", "darwin") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
+
+
+def _numbers(value: Any) -> np.ndarray[Any, Any] | None:
+    """An array of any library as one of NumPy; `None` for what are no numbers."""
+    if is_tracer(value):
+        raise TypeError(
+            "it is traced by JAX and has no value yet; inside jit, call "
+            "jax.debug.callback(lambda cost: w(cost=cost), cost)"
+        )
+    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    if array.dtype.kind not in "biufcV":
+        return None
+    if array.dtype.kind == "c":
+        return np.abs(array)
+    return array.astype(np.float64) if array.dtype.kind == "V" else array  # short floats of JAX
+
+
+def _measured(cost: Any, gradients: Any) -> tuple[float | None, dict[str, float]]:
+    named = gradients if isinstance(gradients, Mapping) else {"gradient": gradients}
+    norms = {str(name): _norm(tree) for name, tree in named.items() if tree is not None}
+    number = None if cost is None else _numbers(cost)
+    return None if number is None else float(number.reshape(())), norms
+
+
+def _norm(tree: Any) -> float:
+    arrays = (_numbers(leaf) for _, leaf in iterate_leaves(tree))
+    squares = (np.linalg.norm(array.ravel()) ** 2 for array in arrays if array is not None)
+    return math.sqrt(sum(map(float, squares)))
+
+
+def _arrays(kind: str, tree: Any) -> Arrays:
+    """Path → small copy of every array in nested data."""
+    found = {}
+    for segments, leaf in () if tree is None else iterate_leaves(tree):
+        array = _numbers(leaf)
+        if array is not None and array.size:
+            name = ".".join(f"[{s}]" if isinstance(s, int) else str(s) for s in segments)
+            found[name or kind] = _reduced(array)
+    return found
+
+
+def _reduced(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A copy in short floats with at most `_POINTS` entries along one axis or `_SIDE` along each of two."""
+    while array.ndim > 2:
+        array = array[array.shape[0] // 2]
+    limit = _POINTS if array.ndim == 1 else _SIDE
+    for axis, length in enumerate(array.shape):
+        if length > limit:
+            width = math.ceil(length / limit)
+            starts = np.arange(0, length, width)
+            counts = np.diff([*starts, length])
+            sums = np.add.reduceat(array, starts, axis=axis, dtype=float)
+            array = sums / counts.reshape([-1 if k == axis else 1 for k in range(array.ndim)])
+    with np.errstate(over="ignore"):
+        short = array.astype(np.float32)
+    is_kept = np.array_equal(np.isfinite(short), np.isfinite(array))
+    return short if is_kept else array.astype(np.float64)
+
+
+def _odd_value(frame: WatchFrame) -> dict[str, Any] | None:
+    """The first number of a frame that is not finite."""
+    norms = ((f"The gradient of {name}", norm) for name, norm in frame.gradients.items())
+    for name, value in (("The cost", frame.cost), *norms):
+        if value is not None and not math.isfinite(value):
+            return {"name": name, "value": str(value), "step": frame.step}
+    return None
