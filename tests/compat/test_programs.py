@@ -38,6 +38,7 @@ ANCESTORS = {
             "use_pcx_more.py",
             "use_pcx_details.py",
             "use_pcx_images.py",
+            "use_pcx_lessons.py",
         ),
     ),
     "graphax": (("graphax",), {}, ("use_graphax.py",)),

@@ -12,10 +12,9 @@ import pytest
 
 from chainrule.cli import main
 from chainrule.deploy import images
-from chainrule.deploy.images._build import _names
-from chainrule.deploy.images._context import write_wheel
+from chainrule.deploy.images._build import _names, write_wheel
 from chainrule.deploy.images._inside import bill_of_materials
-from chainrule.deploy.images._requirements import Requirements
+from chainrule.deploy.images._plan import Requirements
 from chainrule.errors import (
     CapabilityError,
     ChainruleError,

@@ -111,8 +111,11 @@ class FakeLibrary(DeviceLibrary):
         self.streams.append(stream)
         yield
 
-    def ordering_default_stream(self):
-        return contextlib.nullcontext()
+    def let_default_stream_wait(self):
+        pass
+
+    def wait_for_default_stream(self):
+        pass
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ Single arrays travel as JSON objects (`encode_array`, `decode_array`), whole bod
 `json`, `json+base64`, `json+binref` or `application/vnd.chainrule.frames`. Decoders check sizes before they
 allocate, files and addresses against `Grants`, nesting and counts against `Limits`. In reading order:
 
-    _dtypes        dtypes, shapes and the bytes of one array
-    _limits        Limits, Grants, and the Budget of one body
+    _declared      dtypes, shapes and sizes: what a body may declare, within Limits
     _compression   single buffers, compressed
-    _binrefs       arrays in files: references, reading, writing
+    _binrefs       arrays in files: references, Grants of files, reading, writing
     _arrays        one array as a JSON object
     _sparse        SparseArray
     _json_trees    trees as JSON text, with the leaves that JSON has no form for
@@ -16,20 +15,24 @@ allocate, files and addresses against `Grants`, nesting and counts against `Limi
 """
 
 from chainrule._codec._arrays import Encoding, decode_array, encode_array, is_encoded_array
-from chainrule._codec._binrefs import BinrefArray, BinrefWriter
+from chainrule._codec._binrefs import BinrefArray, BinrefWriter, Grants
 from chainrule._codec._bodies import (
     FORMATS,
     Negotiated,
     NotAcceptableError,
     decode_body,
     encode_body,
+    expand_body,
     media_type_of,
     negotiate,
 )
-from chainrule._codec._dtypes import (
+from chainrule._codec._declared import (
+    DEFAULT_LIMITS,
     DTYPE_NAMES,
     MASKED,
+    TRUSTING_LIMITS,
     WHY_MASKED,
+    Limits,
     dtype_from_name,
     dtype_generality,
     has_masked,
@@ -41,13 +44,6 @@ from chainrule._codec._frames import (
     encode_frames,
 )
 from chainrule._codec._json_trees import parse_json
-from chainrule._codec._limits import (
-    DEFAULT_LIMITS,
-    TRUSTING_LIMITS,
-    Grants,
-    Limits,
-    expansion_too_large,
-)
 from chainrule._codec._sparse import SparseArray
 
 __all__ = [
@@ -75,7 +71,7 @@ __all__ = [
     "encode_array",
     "encode_body",
     "encode_frames",
-    "expansion_too_large",
+    "expand_body",
     "has_masked",
     "is_encoded_array",
     "media_type_of",

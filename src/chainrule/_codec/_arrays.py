@@ -19,9 +19,19 @@ from typing import Any, Literal
 import numpy as np
 import pybase64
 
-from chainrule._codec._binrefs import BinrefArray, BinrefWriter, Reference, read_binref
+from chainrule._codec._binrefs import (
+    NO_GRANTS,
+    BinrefArray,
+    BinrefWriter,
+    Grants,
+    Reference,
+    read_binref,
+)
 from chainrule._codec._compression import compress, decompress
-from chainrule._codec._dtypes import (
+from chainrule._codec._declared import (
+    DEFAULT_LIMITS,
+    Budget,
+    Limits,
     check_shape,
     dtype_from_name,
     dtype_name,
@@ -30,7 +40,6 @@ from chainrule._codec._dtypes import (
     raw_bytes,
     to_wire,
 )
-from chainrule._codec._limits import DEFAULT_LIMITS, NO_GRANTS, Budget, Grants, Limits
 from chainrule._errors import DecodeError, DefinitionError
 
 Encoding = Literal["json", "base64", "binref"]

@@ -1,9 +1,14 @@
 """Arrays in files: `<path>[:<offset>[:<stored size>]]` stands for the bytes of one array.
 
     Reference      the text above, parsed
+    Grants         the folders and addresses that data may refer to
     read_binref    the array that a reference names, from a granted folder or an allowed address
     BinrefArray    an array that is known by its reference and read when its values are needed
     BinrefWriter   appends arrays to files of an output folder
+
+A reference is a relative path below a granted folder, or an address below an allowed prefix. Absolute paths,
+`..`, links that lead out of the folder, devices, pipes and unknown schemes are refused before anything is
+opened.
 
 The writer appends to one temporary file, `.<uuid>.bin.part`, which gets its final name when the writer is
 closed. A process that dies in between leaves no file under a final name.
@@ -18,16 +23,18 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from chainrule._codec._compression import compress, decompress
-from chainrule._codec._dtypes import (
+from chainrule._codec._declared import (
     dtype_from_name,
     dtype_name,
     expected_bytes,
@@ -35,8 +42,13 @@ from chainrule._codec._dtypes import (
     raw_bytes,
     to_wire,
 )
-from chainrule._codec._limits import Grants, is_url
-from chainrule._errors import CapabilityError, DecodeError, StorageError, TransportError
+from chainrule._errors import (
+    CapabilityError,
+    DecodeError,
+    NotGrantedError,
+    StorageError,
+    TransportError,
+)
 
 _REFERENCE = re.compile(
     r"(?P<path>.+?)(?::(?P<offset>\d{1,18})(?::(?P<size>\d{1,18}))?)?", re.DOTALL
@@ -67,6 +79,156 @@ class Reference:
     def __str__(self) -> str:
         size = "" if self.stored_nbytes is None else f":{self.stored_nbytes}"
         return f"{self.path}:{self.offset}{size}"
+
+
+# The longest path that Linux opens; resolving a longer one would cost one system call per segment.
+_MAX_LENGTH = 4096
+
+
+@dataclass(frozen=True)
+class Grants:
+    """The folders and addresses that data may refer to.
+
+    Attributes:
+        input_dir: folder that references are read from; `None` grants no file.
+        output_dir: folder that results are written to; `None` grants no file.
+        allowed_urls: prefixes such as `https://data.example/meshes/` that may be fetched. A prefix
+            matches by scheme, host and whole path segments, never by text alone.
+    """
+
+    input_dir: Path | None = None
+    output_dir: Path | None = None
+    allowed_urls: tuple[str, ...] = ()
+
+    def input_file(self, reference: str) -> Path:
+        """The existing regular file that a reference names below `input_dir`, links resolved.
+
+        Raises:
+            NotGrantedError: outside the folder, or not a regular file.
+            DecodeError: no such file (`file_missing`).
+        """
+        return _existing_file(self.input_dir, reference, "input_dir")
+
+    def output_file(self, reference: str) -> Path:
+        """Like `input_file`, below `output_dir`."""
+        return _existing_file(self.output_dir, reference, "output_dir")
+
+    def input_path(self, reference: str) -> Path:
+        """The place a reference names below `input_dir`, links resolved; it need not exist."""
+        return _resolve(self.input_dir, reference, "input_dir")
+
+    def output_path(self, reference: str) -> Path:
+        """Like `input_path`, below `output_dir`."""
+        return _resolve(self.output_dir, reference, "output_dir")
+
+    def open_input(self, reference: str) -> int:
+        """A read-only file descriptor of `input_file(reference)`; the caller closes it."""
+        path = self.input_file(reference)
+        # O_NOFOLLOW and the second look guard against a file that was swapped since it was resolved.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            descriptor = os.open(path, flags)
+        except OSError:
+            raise _missing("input_dir") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise _refused("is not a regular file", "input_dir")
+        return descriptor
+
+    def check_url(self, url: str) -> str:
+        """Return an address that is allowed.
+
+        Raises:
+            NotGrantedError: no prefix in `allowed_urls` covers it.
+        """
+        if any(_covers(prefix, url) for prefix in self.allowed_urls):
+            return url
+        raise NotGrantedError(
+            f"Addresses of scheme {urlsplit(url).scheme[:20]!r} at this host and path are not granted. "
+            "The operator can allow a prefix with allowed_urls=('https://host/folder/',).",
+            code="path_not_granted",
+        )
+
+
+NO_GRANTS = Grants()
+
+
+def is_url(reference: str) -> bool:
+    """Whether a reference is an address rather than a path."""
+    return "://" in reference or reference.startswith(("file:", "data:"))
+
+
+def _covers(prefix: str, url: str) -> bool:
+    allowed, asked = urlsplit(prefix), urlsplit(url)
+    if (allowed.scheme.lower(), allowed.netloc) != (asked.scheme.lower(), asked.netloc):
+        return False
+    segments = asked.path.split("/")
+    if ".." in segments or "%" in asked.path or "\\" in asked.path:
+        return False
+    base = allowed.path.rstrip("/").split("/")
+    return segments[: len(base)] == base
+
+
+def _resolve(folder: Path | None, reference: str, name: str) -> Path:
+    if folder is None:
+        raise NotGrantedError(
+            f"The data refers to a file, but no {name} is granted here. Send the array inline "
+            f"(base64 or frames), or start the component with {name}.",
+            code="path_not_granted",
+        )
+    if len(reference) > _MAX_LENGTH:
+        raise _refused("is too long", name)
+    pure = PurePosixPath(reference)
+    if not reference or "\0" in reference or pure.is_absolute() or is_url(reference):
+        raise _refused("is not a relative path", name)
+    if ".." in pure.parts:
+        raise _refused("contains '..'", name)
+    try:
+        root = Path(folder).resolve(strict=False)
+        resolved = _without_links(root / pure)
+    except (OSError, RuntimeError):
+        raise _refused("cannot be resolved", name) from None
+    if resolved != root and root not in resolved.parents:
+        raise _refused("leads out of the folder through a link", name)
+    return resolved
+
+
+def _without_links(path: Path) -> Path:
+    """A path with all links resolved; it need not exist.
+
+    Links in a circle are an error on every version of Python: from 3.13 on only if `strict` is set.
+    """
+    try:
+        return path.resolve(strict=True)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise
+        return path.resolve(strict=False)
+
+
+def _existing_file(folder: Path | None, reference: str, name: str) -> Path:
+    path = _resolve(folder, reference, name)
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        raise _missing(name) from None
+    if not stat.S_ISREG(mode):
+        raise _refused("is not a regular file", name)
+    return path
+
+
+def _missing(name: str) -> DecodeError:
+    return DecodeError(
+        f"The data refers to a file that does not exist below {name}, or cannot be read.",
+        code="file_missing",
+    )
+
+
+def _refused(reason: str, name: str) -> NotGrantedError:
+    return NotGrantedError(
+        f"Expected a relative path to a regular file below {name}; found a reference that {reason}.",
+        code="path_not_granted",
+    )
 
 
 def read_binref(

@@ -8,6 +8,7 @@ known by what follows its last slash; the first range that can be produced wins.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,8 +25,15 @@ from chainrule._codec._arrays import (
     is_encoded_array,
     write_json_buffer,
 )
-from chainrule._codec._binrefs import BinrefWriter
-from chainrule._codec._dtypes import DTYPE_NAMES
+from chainrule._codec._binrefs import NO_GRANTS, BinrefWriter, Grants
+from chainrule._codec._compression import MAX_WINDOW_BYTES, load_zstandard
+from chainrule._codec._declared import (
+    DEFAULT_LIMITS,
+    DTYPE_NAMES,
+    Budget,
+    Limits,
+    expansion_too_large,
+)
 from chainrule._codec._frames import FRAMES_MEDIA_TYPE, decode_frames, encode_frames
 from chainrule._codec._json_trees import (
     NOT_SPECIAL,
@@ -36,7 +44,6 @@ from chainrule._codec._json_trees import (
     to_plain,
     write_json,
 )
-from chainrule._codec._limits import DEFAULT_LIMITS, NO_GRANTS, Budget, Grants, Limits
 from chainrule._codec._sparse import SparseArray, decoded_sparse, to_dense
 from chainrule._errors import DecodeError, DefinitionError, InputError
 
@@ -243,6 +250,70 @@ class _JsonReader:
                 )
             parts.append(self._array(node[part]))
         return decoded_sparse(node["shape"], *parts)
+
+
+# What the header of a zstd frame says that does not say its size, or says it wrongly.
+_UNKNOWN_SIZES = (2**64 - 1, 2**64 - 2)
+
+
+def expand_body(body: Any, encoding: str, limits: Limits) -> tuple[Any, Limits]:
+    """Undo the `Content-Encoding` of a body, never past the limits.
+
+    Args:
+        body: as received.
+        encoding: the header; empty for none.
+        limits: on what the body stands for.
+
+    Returns:
+        The body, and the limits that are left for what is in it.
+
+    Raises:
+        DecodeError: unknown encoding (`unsupported_content_encoding`), or damaged (`bad_content_encoding`).
+        LimitError: it expands past the limits (`expansion_too_large`).
+    """
+    if encoding in ("", "identity"):
+        return body, limits
+    max_bytes = min(limits.max_body_bytes, limits.max_expanded_bytes)
+    if encoding == "gzip":
+        content = _gunzip(body, max_bytes)
+    elif encoding == "zstd":
+        content = _expand_zstd_body(body, max_bytes)
+    else:
+        raise DecodeError(
+            f"Content-Encoding {encoding[:40]!r} is not understood; send gzip, zstd or none.",
+            code="unsupported_content_encoding",
+        )
+    if len(content) > max_bytes:
+        raise expansion_too_large(None, max_bytes)
+    return content, limits.after_expanding(len(content))
+
+
+def _gunzip(body: Any, max_bytes: int) -> bytes:
+    stream = zlib.decompressobj(wbits=31)
+    try:
+        content = stream.decompress(body, max_bytes + 1)
+    except zlib.error:
+        raise _not_sound("gzip") from None
+    if len(content) <= max_bytes and (not stream.eof or stream.unused_data):
+        raise _not_sound("gzip")
+    return content
+
+
+def _expand_zstd_body(body: Any, max_bytes: int) -> bytes:
+    zstandard = load_zstandard()
+    try:
+        declared = zstandard.get_frame_parameters(body).content_size
+        if declared not in _UNKNOWN_SIZES and declared > max_bytes:
+            raise expansion_too_large(declared, max_bytes)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+        with decompressor.stream_reader(body) as reader:
+            return reader.read(max_bytes + 1)
+    except zstandard.ZstdError:
+        raise _not_sound("zstd") from None
+
+
+def _not_sound(encoding: str) -> DecodeError:
+    return DecodeError(f"The body is not sound {encoding}.", code="bad_content_encoding")
 
 
 _COMPRESSIONS = {"none": None, "lz4": "lz4", "zstd": "zstd"}

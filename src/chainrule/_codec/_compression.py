@@ -11,7 +11,7 @@ from chainrule._errors import DecodeError, DefinitionError
 
 COMPRESSIONS = ("lz4", "zstd")
 # What a zstd stream may ask its reader to remember: 128 MiB, the default of the `zstd` command.
-_MAX_WINDOW_BYTES = 1 << 27
+MAX_WINDOW_BYTES = 1 << 27
 
 
 def compress(data: Any, compression: str) -> bytes:
@@ -21,7 +21,7 @@ def compress(data: Any, compression: str) -> bytes:
 
         return lz4.frame.compress(data, store_size=True)
     if compression == "zstd":
-        return _zstandard().ZstdCompressor(level=1).compress(data)
+        return load_zstandard().ZstdCompressor(level=1).compress(data)
     raise DefinitionError(
         f"Unknown compression {compression!r}; use one of {', '.join(COMPRESSIONS)}.",
         code="unknown_compression",
@@ -65,10 +65,10 @@ def _expand_lz4(data: Any, nbytes: int) -> bytes | None:
 
 
 def _expand_zstd(data: Any, nbytes: int) -> bytearray | None:
-    zstandard = _zstandard()
+    zstandard = load_zstandard()
     content = bytearray(nbytes + 1)
     try:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
         with decompressor.stream_reader(data, read_across_frames=True) as reader:
             filled = _fill(reader, memoryview(content))
     except zstandard.ZstdError as error:
@@ -94,7 +94,12 @@ def _damaged(compression: str) -> DecodeError:
     return DecodeError(f"The buffer is not a sound {compression} frame.", code="array_decode_error")
 
 
-def _zstandard() -> Any:
+def load_zstandard() -> Any:
+    """The package.
+
+    Raises:
+        DefinitionError: it is not installed.
+    """
     try:
         import zstandard
     except ImportError:

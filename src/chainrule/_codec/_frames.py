@@ -33,8 +33,11 @@ import numpy as np
 import orjson
 
 from chainrule._codec._compression import compress, decompress
-from chainrule._codec._dtypes import (
+from chainrule._codec._declared import (
+    DEFAULT_LIMITS,
     NATIVE_NAMES,
+    Budget,
+    Limits,
     check_shape,
     dtype_from_name,
     dtype_name,
@@ -53,7 +56,6 @@ from chainrule._codec._json_trees import (
     to_plain,
     write_json,
 )
-from chainrule._codec._limits import DEFAULT_LIMITS, Budget, Limits
 from chainrule._codec._sparse import SparseArray, decoded_sparse, to_dense
 from chainrule._errors import DecodeError
 

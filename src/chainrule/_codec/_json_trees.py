@@ -26,8 +26,7 @@ import orjson
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from chainrule._codec._dtypes import dtype_name, to_wire
-from chainrule._codec._limits import Budget, Limits
+from chainrule._codec._declared import Budget, Limits, dtype_name, to_wire
 from chainrule._errors import ChainruleError, DecodeError, DefinitionError, LimitError
 from chainrule._paths import Key, join_path
 from chainrule._trees import iterate_leaves

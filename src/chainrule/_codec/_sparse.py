@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._codec._dtypes import check_shape
-from chainrule._codec._limits import DEFAULT_LIMITS
+from chainrule._codec._declared import DEFAULT_LIMITS, check_shape
 from chainrule._errors import CapabilityError, DecodeError, InputError, LimitError
 
 

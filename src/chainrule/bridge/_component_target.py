@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -55,6 +55,7 @@ class ComponentTarget(Target):
 
     def __init__(self, component: Any, *, derives: bool = True) -> None:
         self._component = component
+        self._takes_arrays = False
         self.name = getattr(component, "name", None) or type(component).__name__
         self.endpoints = frozenset(component.available_endpoints)
         self.batching = getattr(component, "batching", None)
@@ -145,6 +146,46 @@ class ComponentTarget(Target):
         batched: bool = False,
     ) -> Mapping[str, Any]:
         """Ask a derivative endpoint, in the schema's spelling of the paths."""
+        arguments, spelled = self._write(kind, inputs, input_paths, output_paths, vectors)
+        if batched:
+            arguments["batched"] = True
+        answer = self._ask_endpoint(kind.endpoint, **arguments)
+        return _rename(answer, spelled)
+
+    def prepare(
+        self,
+        kind: DerivativeKind | None,
+        inputs: Any,
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        vectors: Sequence[Mapping[str, Any]],
+        arrays: Sequence[Any],
+    ) -> Callable[[Sequence[Any]], tuple[Any, bool]] | None:
+        """Let a component in this process validate the request once."""
+        if not isinstance(self._component, LocalComponent):
+            return None
+        if kind is None:
+            return self._component.prepare("apply", {"inputs": inputs}, arrays)
+        arguments, spelled = self._write(kind, inputs, input_paths, output_paths, vectors)
+        prepared = self._component.prepare(kind.endpoint, arguments, arrays)
+        if prepared is None:
+            return None
+
+        def call(others: Sequence[Any]) -> tuple[Any, bool]:
+            answer, is_known = prepared(others)
+            return _rename(answer, spelled), is_known
+
+        return call
+
+    def _write(
+        self,
+        kind: DerivativeKind,
+        inputs: Any,
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        vectors: Sequence[Mapping[str, Any]],
+    ) -> tuple[dict[str, Any], list[dict[str, str]]]:
+        """The arguments of a derivative endpoint, and the spelling of the paths in its answer."""
         spelled = {
             "inputs": {path: self._inputs.spell(path) for path in input_paths},
             "outputs": {path: self._outputs.spell(path) for path in output_paths},
@@ -157,15 +198,13 @@ class ComponentTarget(Target):
         for vector, values in zip(kind.vectors, vectors, strict=True):
             names = spelled[vector.over]
             arguments[vector.name] = {names[path]: value for path, value in values.items()}
-        if batched:
-            arguments["batched"] = True
-        answer = self._ask_endpoint(kind.endpoint, **arguments)
-        return _rename(answer, [spelled[side] for side in kind.result_over])
+        return arguments, [spelled[side] for side in kind.result_over]
 
     def _ask_endpoint(self, name: str, **arguments: Any) -> Any:
         """Call an endpoint so that the author's code gets arrays of its own."""
         if isinstance(self._component, LocalComponent):
-            return self._component.call(name, arguments, copy_results=False)
+            copies = not self._takes_arrays
+            return self._component.call(name, arguments, copy_inputs=copies, copy_results=False)
         # A peer's component in this process may hand its arguments to its author as they are.
         if not self.is_remote:
             arguments = own_copy(arguments)
@@ -197,6 +236,13 @@ class ComponentTarget(Target):
         """Name → tree of types of every tagged value, for inputs with an `ArrayType` at every array."""
         answer = self._component.tagged_intermediates(to_abstract(inputs), tag, abstract=True)
         return {name: read_types(entry["primal"]) for name, entry in sorted(answer.items())}
+
+    def taking_arrays(self) -> Target:
+        """Let the author have the arrays of the caller."""
+        self.timings  # noqa: B018 - made before the copy, so that both have the same
+        twin = copy.copy(self)
+        twin._takes_arrays = True
+        return twin
 
     def with_tracers(self) -> Target:
         """The same component behind the functions of its author themselves."""

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -31,7 +31,13 @@ from chainrule._errors import ComponentError
 from chainrule._lru_cache import LRUCache
 from chainrule.bridge._failures import report_failure
 from chainrule.bridge._requests import Call, Request
-from chainrule.bridge._routes import answer, answer_batch, answers_on_device, takes_batch
+from chainrule.bridge._routes import (
+    answer,
+    answer_batch,
+    answer_on_device,
+    answers_on_device,
+    takes_batch,
+)
 from chainrule.bridge._site import Site
 from chainrule.bridge._target import DECLARED, Target
 
@@ -66,7 +72,7 @@ def _compute(call: Call, operands: Sequence[np.ndarray], results: Sequence[np.nd
 def _answer(call: Call, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
     is_device = call.site.target.device_library is not None and any(map(is_on_device, operands))
     if is_device:  # the work is under way when it returns: nothing to measure
-        return answer(call.site, call.request, operands)
+        return answer_on_device(call.site, call.request, operands)
     with call.site.target.timings.of(call.request.name):
         return answer(call.site, call.request, operands)
 
@@ -229,7 +235,15 @@ class HostCall(_HostFunction):
                 _compute(self.call, arrays, filled)
                 return
             with library.staged(filled) as on_host:
-                _compute(self.call, [to_host(array) for array in arrays], on_host)
+                _compute(self._call_on_host, [to_host(array) for array in arrays], on_host)
+
+    @cached_property
+    def _call_on_host(self) -> Call:
+        """The call for operands that were copied to the host for it, each of which is used once."""
+        call, site = self.call, self.call.site
+        if call.batch.sizes or (site.example is not None and site.options.spot_check):
+            return call
+        return replace(call, site=replace(site, target=site.target.taking_arrays()))
 
     def evaluate(self, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The same outside XLA: new results, exceptions as they are."""

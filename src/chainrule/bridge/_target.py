@@ -146,6 +146,33 @@ class Target(ABC):
             Arrays by the paths of `kind.result_over`.
         """
 
+    def taking_arrays(self) -> Target:
+        """The same target for a caller that gives it arrays of the host and does not use them again."""
+        return self
+
+    def prepare(
+        self,
+        kind: DerivativeKind | None,
+        inputs: Any,
+        input_paths: Sequence[str],
+        output_paths: Sequence[str],
+        vectors: Sequence[Mapping[str, Any]],
+        arrays: Sequence[Any],
+    ) -> Callable[[Sequence[Any]], tuple[Any, bool]] | None:
+        """A request on a GPU, validated once to be answered for other arrays; `None` where that cannot be.
+
+        The answer comes with whether its types are those of the first answer.
+
+        Args:
+            kind: as of `derivative`; `None` for `apply`.
+            inputs: as of `apply`.
+            input_paths: as of `derivative`.
+            output_paths: as of `derivative`.
+            vectors: as of `derivative`.
+            arrays: those of the inputs and the vectors, in the order in which others will be given.
+        """
+        return None
+
     def evaluations(self, kind: DerivativeKind, n: int, m: int) -> int:
         """How often one request of an endpoint runs the author's code, for n input and m output elements."""
         return 1

@@ -15,8 +15,7 @@ The modules, in reading order:
 
 _component     `Component`, the handle: a constructor for each place where it may be, its facts, its calls
 _transport     the interface of all transports, and the one within this process
-_payloads      from arguments to the request that is sent
-_answers       from an answer to a result or an exception
+_bodies        from arguments to a request, and from an answer to a result or an exception
 _http          the transport to a server
 _connections   HTTP/1.1 connections: addresses, deadlines, limits
 _same_host     large bodies in shared memory, where the server is on this host

@@ -21,14 +21,14 @@ from chainrule._errors import (
     TransportError,
 )
 from chainrule._registry import provided
-from chainrule.client._connections import MAX_ANSWER_BYTES, Verify
-from chainrule.client._jobs import CallJob, Job
-from chainrule.client._mapping import Outcome, check_many, results_of, stream_outcomes
-from chainrule.client._payloads import (
+from chainrule.client._bodies import (
     explained,
     send_one_by_one,
     takes_batches,
 )
+from chainrule.client._connections import MAX_ANSWER_BYTES, Verify
+from chainrule.client._jobs import CallJob, Job
+from chainrule.client._mapping import Outcome, check_many, results_of, stream_outcomes
 from chainrule.client._transport import InProcessTransport, Ticket, Transport, check_count
 from chainrule.runtime import ArraySpec, Capability, ComponentConfig, LocalComponent, load_component
 from chainrule.runtime.internal import Document

@@ -32,7 +32,7 @@ import numpy as np
 
 from chainrule._errors import InputError, TransportError
 from chainrule._visible import visible
-from chainrule.client._answers import Answer
+from chainrule.client._bodies import Answer
 from chainrule.client._transport import Ticket
 
 # Servers close idle connections after five seconds or more; a younger one is most likely still open.

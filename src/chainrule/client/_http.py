@@ -18,7 +18,14 @@ import orjson
 from chainrule._errors import CapabilityError, TransportError
 from chainrule._same_host import is_supported
 from chainrule._tracing import current_traceparent, span
-from chainrule.client._answers import Answer, answer_limits, read_answer
+from chainrule.client._bodies import (
+    Answer,
+    Dialect,
+    answer_limits,
+    as_body,
+    dialect_of,
+    read_answer,
+)
 from chainrule.client._connections import (
     MAX_ANSWER_BYTES,
     ConnectionPool,
@@ -30,7 +37,6 @@ from chainrule.client._connections import (
     parse_url,
 )
 from chainrule.client._jobs import Job
-from chainrule.client._payloads import Dialect, as_body, dialect_of
 from chainrule.client._same_host import SharedMemory
 from chainrule.client._server import JobInfo, Server, ServerJob
 from chainrule.client._transport import Ticket, Transport, check_count, check_seconds

@@ -24,7 +24,7 @@ from chainrule._same_host import (
     receive_message,
     send_message,
 )
-from chainrule.client._answers import Answer
+from chainrule.client._bodies import Answer
 from chainrule.client._connections import IdleConnections, LostConnectionError, Request
 
 # Bodies up to this size are as fast over HTTP.
@@ -50,7 +50,8 @@ class SharedMemory:
     def __init__(self, get_offer: Callable[[], Answer]) -> None:
         self._get_offer = get_offer
         self._offer: _Offer | None = None
-        # Held while the server is asked for its offer: the other threads wait for the one answer.
+        # Held while the server is asked for its offer: the other threads wait for the one answer. Lock order:
+        # this one, then those of the connection pool; asking is a GET, which does not come back here.
         self._agreement = threading.Lock()
         self._failures = 0
         self._answers_are_large = False

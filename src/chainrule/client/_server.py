@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import orjson
 
 from chainrule._errors import ChainruleError, TransportError
-from chainrule.client._answers import Answer, answer_limits, read_answer
+from chainrule.client._bodies import Answer, answer_limits, read_answer
 from chainrule.client._connections import (
     MAX_DOCUMENT_BYTES,
     ConnectionPool,

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
 from queue import SimpleQueue
@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from chainrule._codec import DEFAULT_LIMITS, TRUSTING_LIMITS, Frames
+from chainrule._codec import DEFAULT_LIMITS, TRUSTING_LIMITS
 from chainrule._errors import DecodeError, DefinitionError, StorageError, TransportError
 from chainrule._registry import home_of
 from chainrule._same_host import (
@@ -44,10 +44,9 @@ from chainrule._same_host import (
     socket_pair,
     with_memory_settings,
 )
-from chainrule.client._answers import Answer, read_answer
+from chainrule.client._bodies import NATIVE, Answer, as_body, read_answer
 from chainrule.client._connections import LostConnectionError
 from chainrule.client._environment import environment_variables
-from chainrule.client._payloads import NATIVE, as_frames
 from chainrule.client._transport import Ticket, Transport, check_seconds
 from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import Run
@@ -138,9 +137,9 @@ class SubprocessTransport(Transport):
             "accept": NATIVE.accept,
             "run_id": None if run_id is None else Run.check_id(run_id),
         }
-        body = as_frames(payload)
+        pieces = as_body(payload, NATIVE.body_format)
         with self._lock:
-            answer = self._exchange({"call": call}, body, ticket)
+            answer = self._exchange({"call": call}, pieces, ticket)
         return read_answer(answer)
 
     def close(self) -> None:
@@ -161,7 +160,7 @@ class SubprocessTransport(Transport):
         self._finalizer = weakref.finalize(self, _end, self._process, self._connection)
         limit_waiting(ours, self._startup_timeout_s)
         try:
-            answer = self._connection.exchange({}, Frames((self._setup,), len(self._setup)))
+            answer = self._connection.exchange({}, [self._setup])
             self._facts = _read_facts(answer)
         except BaseException as error:
             self._stop()
@@ -183,7 +182,7 @@ class SubprocessTransport(Transport):
                 f"{self._python} cannot be started: {error.strerror}.", code="not_startable"
             ) from error
 
-    def _exchange(self, header: Mapping[str, Any], body: Frames, ticket: Ticket) -> Answer:
+    def _exchange(self, header: Mapping[str, Any], pieces: Sequence[Any], ticket: Ticket) -> Answer:
         if self._is_closed:
             raise TransportError("This component has been closed.", code="closed")
         if ticket.is_cancelled:
@@ -196,7 +195,7 @@ class SubprocessTransport(Transport):
         interruption = _Interruption(self._process, connection)
         ticket.when_cancelled(interruption.interrupt)
         try:
-            return connection.exchange(header, body)
+            return connection.exchange(header, pieces)
         except LostConnectionError as error:
             self._stop()
             if ticket.is_cancelled:
@@ -273,18 +272,18 @@ class _WorkerConnection:
         self._segments = SegmentPool()
         self._answers_are_large = False
 
-    def exchange(self, header: Mapping[str, Any], body: Frames) -> Answer:
-        """Send a call and receive its answer.
+    def exchange(self, header: Mapping[str, Any], pieces: Sequence[Any]) -> Answer:
+        """Send a call, its body in pieces, and receive its answer.
 
         Raises:
             LostConnectionError: the other side is gone (`connection_lost`) or silent (`timeout`).
         """
         try:
-            memory = CallMemory(self._segments, body.pieces, wants_room=self._answers_are_large)
+            memory = CallMemory(self._segments, pieces, wants_room=self._answers_are_large)
         except OSError as error:
             raise StorageError(f"There is no shared memory for the request: {error}.") from error
         try:
-            self._send(header, body, memory)
+            self._send(header, pieces, memory)
         except OSError as error:
             raise self._lost(error, was_sent=False) from error
         try:
@@ -306,13 +305,13 @@ class _WorkerConnection:
         """Close the connection. Arrays that were received stay valid."""
         self._connection.close()
 
-    def _send(self, header: Mapping[str, Any], body: Frames, memory: CallMemory) -> None:
+    def _send(self, header: Mapping[str, Any], pieces: Sequence[Any], memory: CallMemory) -> None:
         header = dict(header)
         if memory.body is not None:
             header["body"] = memory.body_bytes
         if memory.room is not None:
             header["room"] = True
-        inline = body.pieces if memory.body is None else ()
+        inline = pieces if memory.body is None else ()
         send_message(self._connection, header, inline, memory.descriptors)
 
     def _content(self, message: Message, memory: CallMemory) -> Any:

@@ -12,7 +12,7 @@ read_answer          the result that an answer carries, or the exception that it
 read_interface       the fields of one side of an interface, by path
 """
 
-from chainrule.client._answers import Answer, read_answer
+from chainrule.client._bodies import Answer, read_answer
 from chainrule.client._compatibility import (
     Change,
     InterfaceField,

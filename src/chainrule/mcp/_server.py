@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -302,9 +301,8 @@ class _Watcher:
     def __init__(self, report: Any, timeout_s: float | None, output: ErrorStream) -> None:
         self.timeout_s = timeout_s
         self._report = report
-        self._output = output
+        self.output = output  # what the component prints goes to standard error
         self._pending: list[asyncio.Task[None]] = []
-        self._log: int | None = None
 
     async def on_start(self) -> None:
         """Nothing to prepare."""
@@ -325,21 +323,6 @@ class _Watcher:
     async def finish(self) -> None:
         """Wait until all reports are sent: none may come after the result."""
         await asyncio.gather(*self._pending, return_exceptions=True)
-
-    def open_log(self) -> int:
-        """What the component prints goes to standard error, without control characters."""
-        self._log = self._output.follow()
-        return self._log
-
-    def log_is_sent(self) -> None:
-        """The worker has the descriptor now."""
-        if self._log is not None:
-            os.close(self._log)
-            self._log = None
-
-    def write_log(self, chunk: bytes) -> None:
-        """What the component says, where there is no descriptor."""
-        self._output.writer()(chunk)
 
 
 # --- values -------------------------------------------------------------------------------------

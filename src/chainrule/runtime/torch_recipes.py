@@ -277,12 +277,14 @@ class _Narrowed:
             moving = [path for path, output in outputs.items() if output.requires_grad]
             found: Any = [None] * len(leaves)
             if moving and leaves:
-                found = torch.autograd.grad(
-                    [outputs[path] for path in moving],
-                    list(leaves.values()),
-                    [cotangent[path].conj() for path in moving],
-                    allow_unused=True,
-                )
+                # In this thread: for small arrays on a GPU, handing over to another one takes longer.
+                with torch.autograd.set_multithreading_enabled(False):
+                    found = torch.autograd.grad(
+                        [outputs[path] for path in moving],
+                        list(leaves.values()),
+                        [cotangent[path].conj() for path in moving],
+                        allow_unused=True,
+                    )
             pairs = zip(leaves.items(), found, strict=True)
             return (
                 {p: torch.zeros_like(leaf) if g is None else g.conj() for (p, leaf), g in pairs},

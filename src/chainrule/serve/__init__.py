@@ -16,8 +16,7 @@ _app             components in, routes out
 _endpoint        `POST /<endpoint>`: reads the body, asks the pool, sends the reply
 _same_host       bodies in the shared memory of clients on the same host
 _calls           what passes between the layers: a call as bytes, a reply as bytes
-_pool            the queue and the workers of one component
-_metrics         what is counted; `/ready`, `/status` and `/metrics`
+_pool            the queue and the workers of one component, and what is counted
 _merging         several calls of `apply` answered by one
 _worker_handles  a worker as the server sees it: a process, or a thread
 _worker          a worker process, from the inside
@@ -27,6 +26,7 @@ _problems        errors as `application/problem+json`
 Beside it:
 
 _jobs            calls that outlive the connection that asked for them
+_metrics         `/ready`, `/status` and `/metrics`
 _page            the page of a component, and its description at `/docs`
 _umbridge        the UM-Bridge protocol
 internal         what other packages of this project use

@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 import traceback
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -24,17 +23,16 @@ from chainrule._codec import (
     FRAMES_MEDIA_TYPE,
     TRUSTING_LIMITS,
     BinrefWriter,
-    Limits,
     Negotiated,
     decode_body,
     encode_body,
-    expansion_too_large,
+    expand_body,
     negotiate,
 )
 from chainrule._content_store import SharedFolder, content_name
 from chainrule._describe import describe_value
 from chainrule._endpoints import ENDPOINTS, DerivativeKind
-from chainrule._errors import ChainruleError, ComponentError, DecodeError, InputError
+from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._progress import unheard
 from chainrule._tracing import export_spans, span
@@ -47,9 +45,6 @@ from chainrule.serve._problems import problem_reply
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# What a zstd frame says that does not say its size, or says it wrongly.
-_UNKNOWN_SIZES = (2**64 - 1, 2**64 - 2)
 
 
 class Answerer:
@@ -147,8 +142,8 @@ class Answerer:
             replies = [self._reply(call) for call in calls]
         return Reply(200, "application/octet-stream", pack_replies(replies))
 
-    def _encoded(self, call: Call, result: Any) -> Reply:
-        form, run = self._form(call), Run(self._config)
+    def _encoded(self, call: Call, result: Any, run: Run | None = None) -> Reply:
+        form, run = self._form(call), run or Run(self._config)
         pieces = encode_result(result, form, self._config, lambda: run.folder.name)
         return Reply(200, form.media_type, pieces)
 
@@ -156,12 +151,10 @@ class Answerer:
         try:
             return self._answer(call)
         except ChainruleError as error:
-            if isinstance(
-                error, ComponentError
-            ):  # the author's log; callers' mistakes are not in it
+            if isinstance(error, ComponentError):  # callers' mistakes are not in the author's log
                 _log.error("%s", error.message, exc_info=error if self._config.debug else None)
             return problem_reply(error, debug=self._config.debug)
-        except (Exception, RecursionError) as error:
+        except Exception as error:
             _log.exception("%s failed outside of the component", call.endpoint)
             hidden = ComponentError(
                 f"The server failed on this request ({type(error).__name__}).",
@@ -171,18 +164,15 @@ class Answerer:
             return problem_reply(hidden, debug=self._config.debug)
         except Cancelled:
             raise
-        except (
-            BaseException
-        ) as error:  # such as a KeyboardInterrupt: Ctrl-C is not for this process
+        # Such as a KeyboardInterrupt: Ctrl-C is not for this process.
+        except BaseException as error:
             return problem_reply(failure_of(call.endpoint, error), debug=self._config.debug)
 
     def _answer(self, call: Call) -> Reply:
-        form = self._form(call)
+        self._form(call)  # what cannot be answered is not computed
         run = Run(self._config, run_id=call.run_id)
         result = self.compute(call.endpoint, self._payload(call), run)
-        return Reply(
-            200, form.media_type, encode_result(result, form, self._config, lambda: run.folder.name)
-        )
+        return self._encoded(call, result, run)
 
     def _form(self, call: Call) -> Negotiated:
         form = negotiate(
@@ -195,7 +185,8 @@ class Answerer:
     def _payload(self, call: Call, count: int = 1) -> dict[str, Any]:
         """The data of a call, one of `count` calls that are in memory together."""
         config = self._config
-        body, limits = _expand(call.body, call.content_encoding, config.limits.shared_by(count))
+        limits = config.limits.shared_by(count)
+        body, limits = expand_body(call.body, call.content_encoding, limits)
         payload = decode_body(
             body, media_type=call.content_type, grants=config.grants, limits=limits
         )
@@ -278,53 +269,6 @@ def plain_form(endpoint: str, form: Negotiated) -> Negotiated:
     """The form of an endpoint's answers: those that have no arrays are plain JSON in every JSON format."""
     has_arrays = endpoint not in ("abstract_eval", "test", CHECK_GRADIENTS)
     return form if has_arrays or not form.format.startswith("json") else Negotiated("json")
-
-
-def _expand(body: Any, encoding: str, limits: Limits) -> tuple[Any, Limits]:
-    """Undo a `Content-Encoding`, never past the limits; and the limits that are left."""
-    if encoding in ("", "identity"):
-        return body, limits
-    max_bytes = min(limits.max_body_bytes, limits.max_expanded_bytes)
-    if encoding == "gzip":
-        content = _expand_gzip(body, max_bytes)
-    elif encoding == "zstd":
-        content = _expand_zstd(body, max_bytes)
-    else:
-        raise DecodeError(
-            f"Content-Encoding {encoding[:40]!r} is not understood; send gzip, zstd or none.",
-            code="unsupported_content_encoding",
-        )
-    if len(content) > max_bytes:
-        raise expansion_too_large(None, max_bytes)
-    return content, limits.after_expanding(len(content))
-
-
-def _expand_gzip(body: Any, max_bytes: int) -> bytes:
-    stream = zlib.decompressobj(wbits=31)
-    try:
-        content = stream.decompress(body, max_bytes + 1)
-    except zlib.error:
-        raise _damaged("gzip") from None
-    if len(content) <= max_bytes and (not stream.eof or stream.unused_data):
-        raise _damaged("gzip")
-    return content
-
-
-def _expand_zstd(body: Any, max_bytes: int) -> bytes:
-    import zstandard
-
-    try:
-        declared = zstandard.get_frame_parameters(body).content_size
-        if declared not in _UNKNOWN_SIZES and declared > max_bytes:
-            raise expansion_too_large(declared, max_bytes)
-        with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body) as reader:
-            return reader.read(max_bytes + 1)
-    except zstandard.ZstdError:
-        raise _damaged("zstd") from None
-
-
-def _damaged(encoding: str) -> DecodeError:
-    return DecodeError(f"The body is not sound {encoding}.", code="bad_content_encoding")
 
 
 CHECK_GRADIENTS = "check_gradients"

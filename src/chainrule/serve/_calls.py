@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from chainrule._errors import InputError, StorageError, TransportError
 from chainrule._same_host import INLINE_BYTES, Segment, stored
+from chainrule.serve._logs import Output
 
 # Far above what a sensible caller says, far below what fits into one packet to a worker.
 _MAX_TEXT = 1024
@@ -21,20 +22,15 @@ class Watcher(Protocol):
 
     timeout_s: float | None
 
+    @property
+    def output(self) -> Output:
+        """Takes what the component prints."""
+
     async def on_start(self) -> None:
         """A worker has been found and is about to begin."""
 
     def on_progress(self, fraction: float, message: str) -> None:
         """The component said how far along it is."""
-
-    def open_log(self) -> int:
-        """A descriptor for what the component prints."""
-
-    def log_is_sent(self) -> None:
-        """The worker has the descriptor now."""
-
-    def write_log(self, chunk: bytes) -> None:
-        """The component said something, where there is no descriptor to write to."""
 
 
 @dataclass(frozen=True)

@@ -92,14 +92,16 @@ class Endpoint:
         """
         headers: Mapping[bytes, bytes] = dict(scope["headers"])
         max_bytes = self._service.facts.max_body_bytes
-        nbytes = declared_length(_text(headers.get(b"content-length")), max_bytes)
+        nbytes = declared_length(headers, max_bytes)
         query = _query(scope["query_string"])
         call = self._call(headers, query, scope.get(RUN_ID) if self._names_runs else None).check()
         waits = _waits(query)
         is_job = b"idempotency-key" in headers or not waits
         memory = self._claim(headers, nbytes, is_job=is_job)
         if memory is not None and memory.body is not None:
-            nbytes = declared_length(str(memory.body.nbytes), max_bytes)
+            nbytes = memory.body.nbytes
+            if nbytes > max_bytes:
+                raise _too_large(max_bytes)
         with self._intake.room_for(nbytes) as grow:
             in_segment = self._service.pool.uses_segments and not is_job
             if memory is None or memory.body is None:
@@ -341,17 +343,18 @@ def _keep(nbytes: int) -> None:
     """Room was made before."""
 
 
-def declared_length(text: str | None, max_bytes: int) -> int | None:
-    """The length that a `Content-Length` header declares, or `None` without one.
+def declared_length(headers: Mapping[bytes, bytes], max_bytes: int) -> int | None:
+    """The length that the `Content-Length` of a request declares, or `None` without one.
 
     Raises:
         DecodeError: it is not a number.
         LimitError: it is more than `max_bytes`.
     """
+    text = headers.get(b"content-length")
     if text is None:
         return None
     text = text.strip()  # spaces around a value are no part of it
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
+    if not text.isdigit() or len(text) > 18:
         raise DecodeError("Content-Length is not a number.", code="bad_content_length")
     if int(text) > max_bytes:
         raise _too_large(max_bytes)

@@ -10,7 +10,7 @@ processes but pickle every argument and result, and none of them lets the server
 the process warm. What is left after taking that away is this file.
 
 Everything here runs on the event loop, so there are no locks: between two `await`s nothing else changes the
-queue or the set of workers.
+queue, the set of workers or what is counted (`Metrics`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +38,6 @@ from chainrule.serve._calls import (
     too_slow,
 )
 from chainrule.serve._logs import ErrorStream, Output
-from chainrule.serve._metrics import Metrics
 from chainrule.serve._worker_handles import Worker, WorkerProcess, WorkerThread
 
 if TYPE_CHECKING:
@@ -65,6 +66,131 @@ class WorkerState(NamedTuple):
     pid: int | None
     state: str
     restarts: int
+
+
+BOUNDS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    60.0,
+    600.0,
+)
+"""Upper bounds of the latency histogram; one more bucket holds what takes longer."""
+
+# The last calls of each endpoint, from which times and rates are computed.
+_RECENT = 1024
+# The status of a call whose caller left, as nginx counts it.
+_CANCELLED = 499
+OUTCOMES = ("answered", "crashed", "timed_out", "cancelled", "turned_away")
+_OUTCOME_OF_CODE = {
+    "call_timeout": "timed_out",
+    "queue_full": "turned_away",
+    "replica_lost": "crashed",
+    "worker_crashed": "crashed",
+}
+
+
+class EndpointMetrics:
+    """What passed through one endpoint. Plain numbers: every request adds to all of them.
+
+    Attributes:
+        statuses: HTTP status → how many.
+        buckets: how many took up to each of `BOUNDS_S`, and longer.
+        seconds: altogether.
+        received, sent: bytes of bodies.
+    """
+
+    __slots__ = ("buckets", "received", "seconds", "sent", "statuses")
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        self.buckets = [0] * (len(BOUNDS_S) + 1)
+        self.seconds = 0.0
+        self.received = 0
+        self.sent = 0
+
+
+class Metrics:
+    """What is counted of one component. Calls are counted by their outcome, requests by their endpoint.
+
+    A call is what a worker is given. It is one request, or several that were merged.
+
+    Attributes:
+        outcomes: what became of calls → how many.
+        endpoints: name → what passed through.
+        recent: when the last requests ended (`time.perf_counter`), and how long they took.
+    """
+
+    def __init__(self) -> None:
+        self.outcomes = dict.fromkeys(OUTCOMES, 0)
+        self.endpoints: dict[str, EndpointMetrics] = {}
+        self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+
+    async def counted(
+        self, call: Call, answer: Awaitable[Reply], *, is_call: bool, is_request: bool
+    ) -> Reply:
+        """Wait for an answer, and count it, also where it is an error.
+
+        Args:
+            call: what is answered.
+            answer: the answer to come.
+            is_call: a worker was asked: count what became of that.
+            is_request: a caller asked: count it for its endpoint.
+        """
+        start = time.perf_counter()
+        outcome: str | None = "cancelled"
+        status, sent = _CANCELLED, 0
+        try:
+            reply = await answer
+            outcome, status, sent = "answered", reply.status, reply.nbytes
+            return reply
+        except ChainruleError as error:
+            outcome, status = _OUTCOME_OF_CODE.get(error.code), error.http_status
+            raise
+        finally:
+            if is_call and outcome is not None:
+                self.outcomes[outcome] += 1
+            if is_request:
+                self._add(call, status, time.perf_counter() - start, sent)
+
+    def refuse(self, endpoint: str, status: int) -> None:
+        """Count a request that was turned away before it reached a pool; it took no time."""
+        entry = self.endpoints.setdefault(endpoint, EndpointMetrics())
+        entry.statuses[status] = entry.statuses.get(status, 0) + 1
+
+    def _add(self, call: Call, status: int, seconds: float, sent: int) -> None:
+        self.refuse(call.endpoint, status)
+        entry = self.endpoints[call.endpoint]
+        entry.buckets[bisect_left(BOUNDS_S, seconds)] += 1
+        entry.seconds += seconds
+        entry.received += call.nbytes
+        entry.sent += sent
+        self.recent.append((time.perf_counter(), seconds))
+
+    @property
+    def total(self) -> int:
+        """How many requests there were."""
+        return sum(sum(entry.statuses.values()) for entry in self.endpoints.values())
+
+    @property
+    def errors(self) -> int:
+        """How many of them did not succeed."""
+        return sum(
+            count
+            for entry in self.endpoints.values()
+            for status, count in entry.statuses.items()
+            if status >= 400
+        )
 
 
 class Pool(ABC):

@@ -594,8 +594,7 @@ class _RequestReader:
 
     def declared(self, headers: Mapping[bytes, bytes]) -> int | None:
         """The length of a body, if its headers say it."""
-        text = headers.get(b"content-length")
-        return declared_length(text and text.decode("latin-1"), self._max_bytes)
+        return declared_length(headers, self._max_bytes)
 
     async def read(self, receive: Receive, nbytes: int | None, grow: Grow) -> Mapping[str, Any]:
         """The body of a request, with arrays in place of its vectors."""

@@ -210,10 +210,11 @@ class WorkerProcess:
         if call.watcher is None:
             return self._exchange(header, inline, descriptors)
         header["watch"] = True
+        output = call.watcher.output.follow()
         try:
-            return self._exchange(header, inline, [*descriptors, call.watcher.open_log()])
+            return self._exchange(header, inline, [*descriptors, output])
         finally:
-            call.watcher.log_is_sent()
+            os.close(output)  # the worker has its own
 
     def _exchange(
         self, header: dict[str, Any], body: list[Any], descriptors: list[int]
@@ -494,12 +495,12 @@ class _ThisThread(logging.Handler):
 
     def __init__(self, watcher: Watcher) -> None:
         super().__init__()
-        self._watcher = watcher
+        self._write = watcher.output.writer()
         self._thread = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.thread == self._thread:
-            self._watcher.write_log(f"{record.levelname} {record.getMessage()}\n".encode())
+            self._write(f"{record.levelname} {record.getMessage()}\n".encode())
 
 
 def _settle(future: asyncio.Future[Any], value: Any) -> None:

@@ -141,76 +141,6 @@ def shared_keys():
     return [*found, own(), seeded(jnp.zeros(3)), px.RKG.key.get()]
 
 
-class Chain(pxc.EnergyModule):
-    def __init__(self):
-        super().__init__()
-        self.layers = [pxnn.Linear(2, 3), pxnn.Linear(3, 3), pxnn.Linear(3, 2)]
-        self.vodes = [pxc.Vode(), pxc.Vode(), pxc.Vode()]
-        self.vodes[-1].h.frozen = True
-
-    def __call__(self, x, y=None):
-        for vode, layer in zip(self.vodes[:-1], self.layers[:-1], strict=True):
-            x = vode(jax.nn.tanh(layer(x)))
-        self.vodes[-1](self.layers[-1](x))
-        if y is not None:
-            self.vodes[-1].set("h", y)
-        return self.vodes[-1].get("u")
-
-
-PER_SAMPLE = pxu.M(pxc.VodeParam | pxc.VodeParam.Cache).to((None, 0))
-
-
-@pxf.vmap(PER_SAMPLE, in_axes=(0, 0), out_axes=0)
-def start(x, y, *, model):
-    return model(x, y)
-
-
-@pxf.vmap(PER_SAMPLE, in_axes=(0,), out_axes=None, axis_name="batch")
-def energy(x, *, model):
-    model(x)
-    return jax.lax.psum(model.energy(), "batch")
-
-
-def edited_masks():
-    """Masks that are edited by hand, as in inference learning with zero divergence."""
-    model = Chain()
-    traces = []
-
-    @pxf.jit()
-    def train(x, y, *, model, optim_w, optim_h):
-        traces.append(1)
-        with pxu.step(model, pxc.STATUS.INIT, clear_params=pxc.VodeParam.Cache):
-            start(x, y, model=model)
-        optim_h.init(pxu.M_hasnot(pxc.VodeParam, frozen=True)(model))
-        count = len(model.vodes)
-        for t in range(count):
-            with pxu.step(model, clear_params=pxc.VodeParam.Cache):
-                mask = pxu.M(None).to([False, False])(model, is_pytree=True)
-                if t < count - 1:
-                    mask.vodes[count - t - 2].h = True
-                mask.layers[count - t - 1] = pxu.M(pxnn.LayerParam).to([False, True])(
-                    model.layers[count - t - 1], is_pytree=True
-                )
-                _, g = pxf.value_and_grad({"model": mask})(energy)(x, model=model)
-            optim_h.step(model, g["model"])
-            optim_w.step(model, g["model"], scale_by=0.5)
-        optim_h.clear()
-
-    optim_w = pxu.OptimTree(
-        lambda: optax.sgd(0.2, momentum=0.9),
-        lambda node: isinstance(node, pxnn.Layer),
-        pxu.M(pxnn.LayerParam)(model),
-    )
-    optim_h = pxu.OptimTree(lambda: optax.sgd(1.0), lambda node: isinstance(node, pxc.Vode))
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2)), jnp.float32)
-    with pxu.step(model, pxc.STATUS.INIT, clear_params=pxc.VodeParam.Cache):
-        start(x, x, model=model)
-    for _ in range(2):
-        train(x, x, model=model, optim_w=optim_w, optim_h=optim_h)
-    weights = [layer.nn.weight.get() for layer in model.layers]
-    return [weights, [vode.h.get() for vode in model.vodes], len(traces)]
-
-
 def flow():
     model = {"x": px.Param(1.0), "up": px.static(True)}
     traces = []
@@ -336,7 +266,6 @@ def main(folder):
         rounded,
         keys,
         shared_keys,
-        edited_masks,
         flow,
         state,
         factory,

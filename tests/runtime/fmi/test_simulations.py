@@ -235,3 +235,17 @@ def test_no_end_of_the_default_experiment(fmus):
         from_fmu(path).apply({})
     with pytest.raises(DefinitionError):
         from_fmu(path, tolerance=-1.0)
+
+
+def test_options_and_times_that_make_no_sense_are_named(fmus):
+    path = fmus("drain3")
+    with pytest.raises(DefinitionError, match=r"outputs as a list of names; found 'y'"):
+        from_fmu(path, outputs="y")
+    with pytest.raises(DefinitionError) as caught:
+        from_fmu(path, outputs=["z"])
+    assert str(caught.value).count("bad_fmu") == 1
+    drain = from_fmu(path)
+    with pytest.raises(InputError, match="numbers that rise"):
+        drain.apply({"times": [0.0, np.inf]})
+    with pytest.raises(InputError, match="do not fall"):
+        drain.apply({"times": [0.0, 1.0], "inputs": {"time": [0.0, np.inf], "u": [1.0, 1.0]}})

@@ -384,3 +384,29 @@ def test_chosen_variables(fmus):
     step = from_fmu(fmus("drain3"), kind="step", parameters=["g"], outputs=["der(x)", "y"])
     assert list(step.differentiable_inputs) == ["states.x", "inputs.u", "parameters.g"]
     assert step.apply({})["outputs"]["der_x"].tolist() == pytest.approx([0.4, 1.2, 1.7])
+
+
+def test_every_type_of_fmi_3_passes_unchanged(fmus, caplog):
+    echo = from_fmu(fmus("echo3"))
+    assert "left out, for their types: texts" in caplog.text
+    extremes = {
+        "float64": [1e-300, -np.inf],
+        "float32": [1.1754944e-38, 3.4028235e38],
+        "boolean": [True, False],
+    }
+    for bits in (8, 16, 32, 64):
+        extremes[f"int{bits}"] = [-(2 ** (bits - 1)), 2 ** (bits - 1) - 1]
+        extremes[f"uint{bits}"] = [2**bits - 1, 1]
+    inputs = {"time": [0.0], "option": [9007199254740993], "text": ["näh"]}
+    for name, (first, second) in extremes.items():
+        dtype = "bool" if name == "boolean" else name
+        inputs |= {name: np.array([first], dtype), f"{name}s": np.array([[second, first]], dtype)}
+    found = echo.apply({"times": [0.0, 1.0], "inputs": inputs})["outputs"]
+    assert found.pop("text_out") == ["näh", "näh"]
+    assert found.pop("option_out").tolist() == [9007199254740993] * 2
+    assert len(found) == 22
+    for name, (first, second) in extremes.items():
+        dtype = "bool" if name == "boolean" else name
+        assert found[f"{name}_out"].dtype == found[f"{name}s_out"].dtype == dtype
+        np.testing.assert_array_equal(found[f"{name}_out"], np.array([first] * 2, dtype))
+        np.testing.assert_array_equal(found[f"{name}s_out"], np.array([[second, first]] * 2, dtype))

@@ -14,30 +14,29 @@ stop_container               stop and remove a container
 Modules, in reading order:
 
     _settings       what `component.yaml` or `tesseract_config.yaml` says about the image
-    _requirements   which packages the component needs
-    _plan           what will be built: settings, files and commands
+    _plan           what will be built: settings, packages, files and commands
     _recipes        the plan as a Containerfile and as an Apptainer definition
-    _context        the folder that an image is built from
-    _build          the build itself
+    _build          the folder that an image is built from, and the build
     _inside         the last step of a build, run inside the image: checks and bill of materials
     _engine         podman or docker
     _image          an image that exists, and what a container of it is given
-    _container      running containers: start, wait, list, stop
+    _container      running containers: start, wait, call, list, stop
     _watchdog       a small process that removes a container when its owner ends
-    _calls          a transport to a container, and calls in a container of their own
 """
 
-from chainrule.deploy.images._build import BuiltImage, build_image
-from chainrule.deploy.images._calls import ImageTransport, ask_image, call_image, open_image
+from chainrule.deploy.images._build import BuiltImage, build_image, context_hash, write_context
 from chainrule.deploy.images._container import (
     Container,
     ContainerFacts,
+    ImageTransport,
+    ask_image,
+    call_image,
     container_log,
     list_containers,
+    open_image,
     start_container,
     stop_container,
 )
-from chainrule.deploy.images._context import context_hash, write_context
 from chainrule.deploy.images._engine import Engine, find_engine
 from chainrule.deploy.images._image import ComponentImage, RunOptions, list_images
 from chainrule.deploy.images._plan import BuildPlan, plan_build

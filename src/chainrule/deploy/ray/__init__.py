@@ -7,9 +7,8 @@ engine   lets `chainrule.serve` answer calls with pools
 
 Modules, in reading order:
 
-    _deploy     `deploy`, `attach`, `delete`, `engine`, and the connection to a cluster
-    _messages   what callers, the manager and replicas send each other
-    _actor      the actors on the cluster: replicas, and the manager that makes them
+    _deploy     `deploy`, `attach`, `delete`, `engine`, the plan of a pool, and the connection to a cluster
+    _actor      the actors on the cluster (replicas, and the manager that makes them), and their messages
     _pool       the pool on the caller's side: a transport to the replicas
     _engine     the pool as a server uses it
 """

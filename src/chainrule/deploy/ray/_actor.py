@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from chainrule._lru_cache import LRUCache
 from chainrule._progress import listening
 from chainrule._trees import is_arraylike, map_leaves
 from chainrule.deploy._pool import Autoscaler
-from chainrule.deploy.ray._messages import CANCELLED, Envelope, PoolPlan, Report, Roster, as_shared
+from chainrule.deploy.ray._deploy import PoolPlan
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import Run, to_plain
 from chainrule.serve.internal import (
@@ -47,6 +47,60 @@ _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.2
 # A call that is cancelled is given this long to break off before its replica ends.
 _GRACE_S = 1.0
+
+
+# Smaller contents are sent as bytes, with the message.
+_INLINE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a caller tells the manager twice a second.
+
+    Attributes:
+        caller: id of the caller.
+        version: version of its roster.
+        load: its calls that run or wait.
+        in_flight: replica → calls of this caller that it has not answered.
+        dead: replicas that Ray does not restart.
+    """
+
+    caller: str
+    version: str
+    load: int
+    in_flight: Mapping[str, int]
+    dead: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The replicas of the pool.
+
+    Attributes:
+        version: changes with the set of replicas.
+        actors: replica → handle of its actor.
+    """
+
+    version: str
+    actors: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """An encoded answer, as servers send it: for exceptions, and for calls that came over HTTP."""
+
+    status: int
+    content_type: str
+    body: Any
+
+
+CANCELLED = Envelope(499, "text/plain", b"")
+"""In place of the answer of a cancelled call."""
+
+
+def as_shared(content: Any) -> Any:
+    """Bytes in the form in which Ray passes them on without a copy, which it does for arrays only."""
+    return np.frombuffer(content, np.uint8) if len(content) > _INLINE_BYTES else content
 
 
 class ReplicaActor:

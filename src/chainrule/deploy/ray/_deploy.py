@@ -1,16 +1,20 @@
-"""`deploy`, `attach`, `delete`, `engine`: how a process gets a pool on a cluster. Imports without Ray."""
+"""`deploy`, `attach`, `delete`, `engine`: how a process gets a pool on a cluster, by a `PoolPlan`.
+
+This module imports without Ray.
+"""
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import CapabilityError, InputError, TransportError
 from chainrule.client import Component
 from chainrule.deploy._pool._supervision import check_size
-from chainrule.deploy.ray._messages import PoolPlan, actor_options
 from chainrule.runtime import ComponentConfig
 
 if TYPE_CHECKING:
@@ -28,6 +32,59 @@ _MANAGER_OPTIONS = {
 NAMESPACE = "chainrule"
 """The namespace in which the managers of named pools are registered."""
 _CONNECT_WITHIN_S = 5.0
+
+
+_OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolPlan:
+    """What a pool should be. One immutable object, kept by the manager.
+
+    Attributes:
+        source: what `load_component` takes.
+        config: settings of the component.
+        minimum, maximum: the least and the greatest number of replicas.
+        options: Ray's options for the actor of each replica.
+        depth: calls that one caller sends to a replica at once.
+        max_group: the greatest number of calls in one message.
+        residuals: forward passes that each replica remembers for gradients.
+        timeout_s: how long the answer to one message may take; `None` for no limit.
+        idempotent, max_deaths: as in `deploy`.
+        quiet_s: seconds of lower load before a replica ends.
+        name: under which other processes find the pool; `None` when only its handle knows it.
+        id: unique to this pool.
+    """
+
+    source: Any
+    config: ComponentConfig
+    minimum: int
+    maximum: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    depth: int = 2
+    max_group: int = 64
+    residuals: int = 64
+    timeout_s: float | None = None
+    idempotent: bool = True
+    max_deaths: int = 3
+    quiet_s: float = 10.0
+    name: str | None = None
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+
+def actor_options(
+    resources: Mapping[str, float] | None, runtime_env: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Options of an actor from resources by name, as in `{"CPU": 1, "GPU": 0.5, "licence": 1}`."""
+    given = {"CPU": 1, **(resources or {})}
+    options: dict[str, Any] = {
+        own: given.pop(name) for name, own in _OWN_OPTIONS.items() if name in given
+    }
+    options["resources"] = given
+    if runtime_env:
+        options["runtime_env"] = dict(runtime_env)
+    # Ray restarts replicas, but callers repeat calls: a call that Ray repeats could kill every replica.
+    return {**options, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
 
 
 def deploy(

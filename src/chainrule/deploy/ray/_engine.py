@@ -12,8 +12,8 @@ from chainrule._codec import FRAMES_MEDIA_TYPE, decode_body
 from chainrule._errors import ChainruleError, TransportError
 from chainrule.client import Ticket
 from chainrule.deploy._pool import fingerprint
+from chainrule.deploy.ray._actor import Envelope, as_shared
 from chainrule.deploy.ray._deploy import attach, deploy
-from chainrule.deploy.ray._messages import Envelope, as_shared
 from chainrule.deploy.ray._pool import RayPool
 from chainrule.serve import ServeOptions
 from chainrule.serve.internal import (

@@ -30,8 +30,8 @@ from chainrule._progress import is_heard
 from chainrule.client import Ticket
 from chainrule.client.internal import Answer, read_answer
 from chainrule.deploy._pool import PoolTransport, Replica, ReplicaLostError
-from chainrule.deploy.ray._actor import extract_references
-from chainrule.deploy.ray._messages import CANCELLED, Envelope, PoolPlan, Report, Roster
+from chainrule.deploy.ray._actor import CANCELLED, Envelope, Report, Roster, extract_references
+from chainrule.deploy.ray._deploy import PoolPlan
 from chainrule.runtime import progress
 
 _log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ In reading order:
     _schemas        the models that validate, plain trees, abstract evaluation from schemas alone
     _local          `LocalComponent`, and 64 bits for components that declare them
     _handlers       the endpoints: validate, run, validate
+    _prepared       calls on a GPU that were validated before
     _derivation     endpoints that the author left out
     _failures       whose mistake an error is, and how it is said
     _observation    profiles, traces, kept output

@@ -24,7 +24,14 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from chainrule._device import DeviceLibrary, is_on_device, is_tensor, library_for, to_host
+from chainrule._device import (
+    DeviceLibrary,
+    is_on_device,
+    is_tensor,
+    library_for,
+    own_copy_of_array,
+    to_host,
+)
 from chainrule._errors import DefinitionError
 from chainrule._trees import is_arraylike, map_leaves
 from chainrule.runtime._component._definition import Implementation
@@ -45,10 +52,16 @@ class Place:
     Attributes:
         library: holds arrays while they are validated, copied and exchanged with JAX.
         warp: the module of Warp, for a component that works with its arrays.
+        keeps_inputs: whether the author's functions may keep or overwrite the arrays that they get.
     """
 
     library: DeviceLibrary
     warp: Any = None
+    keeps_inputs: bool = True
+
+    def holds_for_author(self, value: Any) -> bool:
+        """Whether a value is an array on the GPU that goes to the author, and comes from him, as it is."""
+        return self.warp is None and self.library.holds(value)
 
     def to_author(self, leaf: Any) -> Any:
         """An array of a request as the author's functions take it."""
@@ -69,7 +82,9 @@ class Place:
         return array if stays else to_host(array)
 
 
-def find_place(framework: str | None, device: str | None) -> Place | None:
+def find_place(
+    framework: str | None, device: str | None, keeps_inputs: bool = True
+) -> Place | None:
     """Where a component computes, by what its author declares; `None` for the host.
 
     Raises:
@@ -94,7 +109,7 @@ def find_place(framework: str | None, device: str | None) -> Place | None:
             code="framework_missing",
         ) from error
     if library.is_usable():
-        return Place(library, warp)
+        return Place(library, warp, keeps_inputs)
     if needs_gpu:
         raise DefinitionError(
             f"This component computes on a CUDA device and nowhere else (framework={framework!r}, "
@@ -107,12 +122,27 @@ def find_place(framework: str | None, device: str | None) -> Place | None:
 
 
 class OnDevice:
-    """An author's function whose arrays are on a GPU; see the module's docstring."""
+    """An author's function whose arrays are on a GPU; see the module's docstring.
 
-    def __init__(self, function: Callable[..., Any], place: Place) -> None:
+    Args:
+        function: the author's.
+        place: the GPU.
+        takes_trees: whether it takes plain trees in place of models.
+
+    Attributes:
+        holds: whether an array is on the GPU in the form in which the function takes it.
+        own: an array of a caller as the author gets it.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], place: Place, *, takes_trees: bool = False
+    ) -> None:
         functools.update_wrapper(self, function)
+        self.takes_trees = takes_trees
         self._function = function
         self._place = place
+        self.holds = place.holds_for_author
+        self.own = own_copy_of_array if place.keeps_inputs else _as_it_is
 
     def __call__(self, *inputs: Any, **arguments: Any) -> Any:
         """Call the function with arrays on the GPU."""
@@ -132,12 +162,27 @@ class OnDevice:
             name: each if name in kept else map_leaves(move, each)
             for name, each in arguments.items()
         }
-        with self._place.library.ordering_default_stream():
-            result = self._function(*moved, **named)
+        return self.bring_back(self.run(*moved, **named), stays=stays)
+
+    def run(self, *inputs: Any, **arguments: Any) -> Any:
+        """Call the function with arrays that are on the GPU already; what comes back is as it is."""
+        library = self._place.library
+        library.let_default_stream_wait()
+        try:
+            return self._function(*inputs, **arguments)
+        finally:  # also of work that has failed: it may still read what is XLA's
+            library.wait_for_default_stream()
+
+    def bring_back(self, result: Any, *, stays: bool = True) -> Any:
+        """The result of `run` with arrays of the library on the GPU, or with arrays of the host."""
         back = functools.partial(self._place.from_author, stays=stays)
         if isinstance(result, WithResiduals):
             return replace(result, outputs=map_leaves(back, result.outputs))
         return map_leaves(back, result)
+
+
+def _as_it_is(array: Any) -> Any:
+    return array
 
 
 def _has_numbers(leaf: Any) -> bool:
@@ -147,9 +192,18 @@ def _has_numbers(leaf: Any) -> bool:
 
 
 def on_device(
-    implementations: Mapping[str, Implementation], place: Place | None
+    implementations: Mapping[str, Implementation],
+    place: Place | None,
+    *,
+    takes_trees: bool = False,
 ) -> Mapping[str, Implementation]:
-    """The same implementations with arrays on the GPU; shapes have no place."""
+    """The same implementations with arrays on the GPU; shapes have no place.
+
+    Args:
+        implementations: by endpoint.
+        place: the GPU, if it is one.
+        takes_trees: as of `OnDevice`.
+    """
     if place is None:
         return implementations
     return {
@@ -157,7 +211,7 @@ def on_device(
         if name == "abstract_eval"
         else replace(
             each,
-            function=OnDevice(each.function, place),
+            function=OnDevice(each.function, place, takes_trees=takes_trees),
             capability=replace(each.capability, on_device=True),
         )
         for name, each in implementations.items()

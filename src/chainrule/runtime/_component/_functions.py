@@ -68,6 +68,7 @@ def component(
     *,
     framework: Framework | None = None,
     device: Device | None = None,
+    keeps_inputs: bool = True,
     derivatives: Derivatives = None,
     batching: Batching | None = None,
     merge_up_to: int = 0,
@@ -83,6 +84,7 @@ def component(
     *,
     framework: Framework | None = None,
     device: Device | None = None,
+    keeps_inputs: bool = True,
     derivatives: Derivatives = None,
     batching: Batching | None = None,
     merge_up_to: int = 0,
@@ -102,6 +104,8 @@ def component(
         device: `"cuda"` for a function that computes on a GPU where there is one, `"cuda-only"` for one that
             refuses to be loaded elsewhere. In a compiled program of JAX on the same GPU it is handed device
             memory; other callers' arrays are moved there and back.
+        keeps_inputs: `False` for a function on a GPU that neither keeps nor overwrites the arrays that it
+            gets: it is handed those of the program itself, which saves a copy on the device.
         derivatives: `"finite"` to differentiate a black box numerically, or a dictionary of options of
             `finite_difference_jacobian`, where `eps` is `"auto"` unless given. Inputs and outputs to
             differentiate are marked `Differentiable`.
@@ -132,9 +136,12 @@ def component(
     def make(function: Callable[..., Any]) -> LocalComponent:
         signature = read_signature(function)
         chosen = framework or guess_framework(function)
-        place = find_place(chosen, device)
+        place = find_place(chosen, device, keeps_inputs)
         apply, free, jax_function = framework_implementations(chosen, signature, place)
-        implementations = dict(on_device({"apply": Implementation(apply), **free}, place))
+        takes_trees = chosen == "torch"
+        implementations = dict(
+            on_device({"apply": Implementation(apply), **free}, place, takes_trees=takes_trees)
+        )
         apply = implementations["apply"].function
         if derivatives is not None:
             implementations |= finite_implementations(

@@ -167,6 +167,22 @@ def derivative_handler(
     return lambda payload, context: _Request(facts, payload, context).answer()
 
 
+def read_derivative_request(
+    kind: DerivativeKind,
+    schemas: Schemas,
+    function: Callable[..., Any],
+    shapes: OutputShapes,
+    payload: Payload,
+    context: Context,
+) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+    """The arguments for the function of an endpoint, validated, and what validates its result.
+
+    Not for batches of vectors, and not for a derivative that comes with its value.
+    """
+    facts = _Derivative(kind, schemas, function, can_batch(kind, function), shapes)
+    return _Request(facts, payload, context).read()
+
+
 @dataclass(frozen=True)
 class _Derivative:
     kind: DerivativeKind
@@ -191,6 +207,11 @@ class _Request:
         may_ask = shapes.asks_apply and not kind.with_value and self._blocks.open_outputs
         # Made now: the author's code may change its inputs.
         self._key = shapes.key(self._inputs) if may_ask else None
+
+    def read(self) -> tuple[dict[str, Any], Callable[[Any], Any]]:
+        """The validated arguments by name, and what validates a result."""
+        values = (*self._arguments, *self._read_vectors().values())
+        return dict(zip(self._kind.argument_names, values, strict=True)), self._read_result
 
     def answer(self) -> Any:
         """The derivative as a plain tree keyed by paths."""

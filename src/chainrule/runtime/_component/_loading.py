@@ -325,7 +325,7 @@ def _declared_place(module: Any) -> Place | None:
     """Where a module computes that declares both names; other things are called `device`, too."""
     framework, device = getattr(module, "framework", None), getattr(module, "device", None)
     if isinstance(framework, str) and isinstance(device, str):
-        return find_place(framework, device)
+        return find_place(framework, device, getattr(module, "keeps_inputs", True))
     return None
 
 

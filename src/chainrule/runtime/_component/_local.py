@@ -14,7 +14,7 @@ code of such a component runs. The setting holds for the calling thread and ends
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -58,7 +58,7 @@ from chainrule.runtime._component._schemas import (
     with_abstract_eval,
 )
 from chainrule.runtime._config import ComponentConfig
-from chainrule.runtime._runs import Run, current_run
+from chainrule.runtime._runs import Run, activate, current_run
 from chainrule.runtime._schema import ArraySpec, array_leaves
 
 if TYPE_CHECKING:
@@ -257,6 +257,7 @@ class LocalComponent(EndpointMethods):
         *,
         run_id: str | None = None,
         run: Run | None = None,
+        copy_inputs: bool = True,
         copy_results: bool = True,
     ) -> Any:
         """Answer a request: validate, run the author's function, validate, return a plain tree.
@@ -268,6 +269,7 @@ class LocalComponent(EndpointMethods):
             payload: the whole body of the request, arrays decoded or encoded.
             run_id: as in `apply`.
             run: where files of this call go, instead of a fresh run of that id.
+            copy_inputs: `False` for a caller that does not use the arrays of the payload again.
             copy_results: `False` for a caller that copies the result itself before the component is called
                 again: until then its arrays may be the author's own.
 
@@ -280,7 +282,7 @@ class LocalComponent(EndpointMethods):
         if handler is None:
             return self._without_endpoint(endpoint)
         config = self.config
-        context = self._context
+        context = {**self._context, "given": not copy_inputs}
         run = run or Run(config, run_id=run_id)
         token = current_run.set(run)
         failed = True
@@ -295,6 +297,48 @@ class LocalComponent(EndpointMethods):
         finally:
             current_run.reset(token)
             run.close(failed=failed)
+
+    def prepare(
+        self, endpoint: str, payload: Mapping[str, Any], arrays: Sequence[Any]
+    ) -> Callable[[Sequence[Any]], tuple[Any, bool]] | None:
+        """Validate a request once, and answer it for other arrays on a GPU of the same types.
+
+        Args:
+            endpoint: one of `available_endpoints`.
+            payload: as in `call`.
+            arrays: those of the payload, all of them on the GPU.
+
+        Returns:
+            What takes arrays in the same order and returns what `call` does with `copy_results=False`, and
+            whether its types are those of the first result; `None` where something has to be looked at in
+            each call: validators of the author, sizes that depend on values, what is to be observed.
+
+        Raises:
+            InputError: the request is at fault.
+        """
+        config, shapes, schemas = self.config, self._output_shapes, self._schemas
+        is_observed = config.profiling or config.tracing or config.keep_output
+        if self.place is None or is_observed or not schemas.are_known_by_types:
+            return None
+        if shapes is not None and shapes.asks_apply:
+            return None
+        from chainrule.runtime._component._prepared import prepare
+
+        function, context = (
+            self._implementations[endpoint].function,
+            {**self._context, "own": False},
+        )
+        with activate(Run(config)):
+            prepared = prepare(endpoint, schemas, shapes, function, payload, context, arrays)
+        if prepared is None:
+            return None
+
+        def call(others: Sequence[Any]) -> tuple[Any, bool]:
+            precision = double_precision() if self.declares_64_bits else nullcontext()
+            with activate(Run(config)), precision:
+                return prepared(others)
+
+        return call
 
     def read_inputs(self, payload: Mapping[str, Any]) -> Any:
         """The inputs of a request for `apply` as a plain tree with arrays, validated; nothing is computed.

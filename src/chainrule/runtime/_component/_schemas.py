@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 import numpy as np
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -119,6 +120,11 @@ class Schemas:
         }
 
     @cached_property
+    def are_known_by_types(self) -> bool:
+        """Whether inputs and outputs of the types of valid ones are valid: no author's validator is asked."""
+        return _is_known_by_types(self.input_schema) and _is_known_by_types(self.output_schema)
+
+    @cached_property
     def _shows_caller(self) -> bool:
         return shows_caller(self.input_schema)
 
@@ -197,6 +203,7 @@ _WITHOUT_ARRAYS = (
 )  # fmt: skip
 _CONTAINERS = (list, tuple, dict, set, frozenset, Union, UnionType, Sequence, Mapping)
 _EARLY_VALIDATORS = (BeforeValidator, PlainValidator, WrapValidator)
+_VALIDATORS = (*_EARLY_VALIDATORS, AfterValidator)
 
 
 def array_spec(annotation: Any) -> ArraySpec | None:
@@ -375,6 +382,37 @@ def shows_caller(model: type[BaseModel]) -> bool:
             for info in model.model_fields.values()
         )
     )
+
+
+def _is_known_by_types(model: type[BaseModel]) -> bool:
+    """Whether a value that has the types of a valid one is valid: no validator of the author's is asked."""
+    decorators = model.__pydantic_decorators__
+    return not (
+        shows_caller(model)
+        or decorators.field_validators
+        or decorators.model_validators
+        or any(
+            _has_validator(info.annotation)
+            or any(isinstance(entry, _VALIDATORS) for entry in info.metadata)
+            for info in model.model_fields.values()
+        )
+    )
+
+
+def _has_validator(annotation: Any) -> bool:
+    """The same for the values of one annotation."""
+    if array_spec(annotation) is not None:
+        return False
+    if is_model_class(annotation):
+        return not _is_known_by_types(annotation)
+    if isinstance(annotation, TypeAliasType):
+        return _has_validator(annotation.__value__)
+    parts = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        parts, metadata = parts[:1], parts[1:]
+        if any(isinstance(entry, _VALIDATORS) for entry in metadata):
+            return True
+    return any(map(_has_validator, parts))
 
 
 def _hides_arrays(annotation: Any) -> bool:

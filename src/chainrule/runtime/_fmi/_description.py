@@ -2,7 +2,7 @@
 
 Names of variables (`body.r[1]`, `der(x)`) become fields (`body_r_1`, `der_x`); a field's description has the
 name. `start` is the default, `min` and `max` are bounds that hold for what a caller gives, units are kept
-where pint reads them. Variables of the types Binary and Clock are left out.
+where pint reads them. Variables of the types Binary and Clock, and arrays of text, are left out.
 """
 
 from __future__ import annotations
@@ -167,8 +167,16 @@ def read_description(
         DefinitionError: the file is no FMU of FMI 2 or 3 (`bad_fmu`), or has no such variable.
     """
     source, flags = _read(path)
+    for option, names in (("parameters", parameters), ("outputs", outputs)):
+        if isinstance(names, str):
+            raise DefinitionError(
+                f"Expected {option} as a list of names; found {names!r}. Write [{names!r}].",
+                code="bad_option",
+            )
     try:
         return _described(path, source, flags, parameters, outputs)
+    except DefinitionError:  # a ValueError, too
+        raise
     except (AttributeError, OverflowError, TypeError, ValueError) as error:
         raise _bad(path, f"has a model description that cannot be used: {error}") from error
 
@@ -180,7 +188,11 @@ def _described(
     parameters: Sequence[str] | None,
     outputs: Sequence[str] | None,
 ) -> Description:
-    usable = {v.name: v for v in source.modelVariables if v.type in _DTYPES or v.type == "String"}
+    usable = {
+        v.name: v
+        for v in source.modelVariables
+        if v.type in _DTYPES or (v.type == "String" and not v.dimensions)
+    }
     left_out = [
         v.name
         for v in source.modelVariables

@@ -121,7 +121,7 @@ class Simulation:
     def read(self, inputs: Any) -> tuple[np.ndarray, Table]:
         """Output times and the table of inputs, checked."""
         times = np.asarray(inputs.times)
-        if times.size == 0 or not np.all(np.diff(times) > 0):
+        if times.size == 0 or not np.isfinite(times).all() or not np.all(np.diff(times) > 0):
             raise InputError("Expected times to be one or more numbers that rise.", path="times")
         table = None if inputs.inputs is None else vars(inputs.inputs)
         return times, Table(self.description.inputs, table)

@@ -33,7 +33,8 @@ class Table:
     def __init__(self, variables: Sequence[Variable], columns: Mapping[str, Any] | None) -> None:
         given = {} if columns is None else {k: v for k, v in columns.items() if v is not None}
         self.time = np.asarray(given.pop("time", np.zeros(1)), float)
-        if self.time.size == 0 or not np.all(np.diff(self.time) >= 0):
+        rises = np.isfinite(self.time).all() and np.all(np.diff(self.time) >= 0)
+        if self.time.size == 0 or not rises:
             raise InputError(
                 "Expected inputs.time to be one or more numbers that do not fall.",
                 path="inputs.time",

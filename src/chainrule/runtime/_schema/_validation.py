@@ -4,7 +4,8 @@ Most arrays are right already, so the first lines of the function that `build_va
 with a few attribute reads. Lists, encoded arrays, quantities, casts, broadcasts and errors are handled by
 `_validate_slowly`. Scalars come out as NumPy scalars of the declared dtype. With `"own": True` in the
 validation context, which components set for their inputs, arrays come out as writable copies that belong to
-the author; a model that is made without it holds read-only views.
+the author; a model that is made without it holds read-only views. With `"given": True` as well, the caller
+has given its arrays away, and they become the author's without a copy.
 
 A cast goes towards equal or greater generality (bool → integer → float → complex) and is then checked value
 by value: integers must fit, finite numbers must stay finite, and an integer *array* must be exact in the
@@ -112,7 +113,9 @@ def _array_validator(spec: ArraySpec, exact: bool) -> Validator:
                     break
             else:
                 context = info.context
-                return value.copy() if context and context.get("own") else _read_only(value)
+                if not context or not context.get("own"):
+                    return _read_only(value)
+                return value if context.get("given") and value.flags.writeable else value.copy()
         return _validate_slowly(spec, dtype, value, info.context or _NO_CONTEXT, exact)
 
     return validate

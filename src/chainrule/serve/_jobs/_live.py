@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import threading
 from bisect import bisect_left
 from collections import deque
@@ -18,6 +17,7 @@ from typing import Any
 
 from chainrule._files import open_private
 from chainrule.serve._jobs._store import JobRecord
+from chainrule.serve._logs import Output
 from chainrule.serve._pool import Service
 
 Event = tuple[str, Any]
@@ -158,11 +158,9 @@ class JobQueue:
 # Of the log of one job, and of one of its lines; the rest is cut off.
 _MAX_BYTES = 10 << 20
 _MAX_LINE = 8192
-# A process that the component started and left behind may hold the pipe open; it is not waited for.
-_PATIENCE_S = 0.5
 
 
-class JobLog:
+class JobLog(Output):
     """The output of one job.
 
     Args:
@@ -174,6 +172,7 @@ class JobLog:
     def __init__(
         self, path: Path, on_line: Callable[[int, str], None], pass_on: Callable[[bytes], None]
     ) -> None:
+        super().__init__()
         self._path = path
         self._on_line = on_line
         self._pass_on = pass_on
@@ -181,25 +180,19 @@ class JobLog:
         self._lines = 0
         self._rest = b""
         self._lock = threading.Lock()
-        self._descriptor: int | None = None
-        self._thread: threading.Thread | None = None
 
-    def open(self) -> int:
-        """A descriptor for a process to write to, until it or `sent` closes it."""
-        reading, self._descriptor = os.pipe()
-        self._thread = threading.Thread(
-            target=self._copy, args=(reading,), name="chainrule-job-log", daemon=True
-        )
-        self._thread.start()
-        return self._descriptor
+    def writer(self) -> Callable[[bytes], None]:
+        return self._write
 
-    def sent(self) -> None:
-        """The process has its own copy of the descriptor now."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+    def close(self) -> None:
+        """Wait until everything that was printed has arrived."""
+        super().close()
+        with self._lock:
+            if self._rest:
+                self._publish(self._rest)
+                self._rest = b""
 
-    def write(self, chunk: bytes) -> None:
+    def _write(self, chunk: bytes) -> None:
         """Add some output. A disk that is full costs lines, not jobs."""
         # Lock order: the lock of a job's log, then that of the server's log (`pass_on`); never the other way.
         with self._lock:
@@ -212,21 +205,6 @@ class JobLog:
                 self._publish(self._rest + line)
                 self._rest = b""
             self._rest = (self._rest + rest)[:_MAX_LINE]
-
-    def close(self) -> None:
-        """Wait until everything that was printed has arrived."""
-        self.sent()
-        if self._thread is not None:
-            self._thread.join(_PATIENCE_S)
-        with self._lock:
-            if self._rest:
-                self._publish(self._rest)
-                self._rest = b""
-
-    def _copy(self, descriptor: int) -> None:
-        with open(descriptor, "rb", buffering=0) as source:
-            while chunk := source.read(1 << 16):
-                self.write(chunk)
 
     def _keep(self, chunk: bytes) -> None:
         room = _MAX_BYTES - self._written
@@ -248,7 +226,7 @@ class JobWatcher:
 
     Args:
         live: the job.
-        log: where its output goes.
+        output: takes what it prints.
         on_start: awaited before the worker begins.
         timeout_s: how long the job may run; `None` for no limit.
 
@@ -259,13 +237,13 @@ class JobWatcher:
     def __init__(
         self,
         live: LiveJob,
-        log: JobLog,
+        output: Output,
         on_start: Callable[[LiveJob], Awaitable[None]],
         timeout_s: float | None,
     ) -> None:
         self._live = live
         self._on_start = on_start
-        self.log = log
+        self.output = output
         self.timeout_s = timeout_s
         self.has_started = False
 
@@ -279,15 +257,3 @@ class JobWatcher:
         live = self._live
         live.record = replace(live.record, fraction=fraction, message=message or None)
         live.publish("progress", live.record)
-
-    def open_log(self) -> int:
-        """A descriptor for what the component prints."""
-        return self.log.open()
-
-    def log_is_sent(self) -> None:
-        """The worker has the descriptor now."""
-        self.log.sent()
-
-    def write_log(self, chunk: bytes) -> None:
-        """The component said something."""
-        self.log.write(chunk)

@@ -45,7 +45,7 @@ class JobGoneError(ChainruleError):
 
 
 class JobReplies:
-    """Makes jobs of requests, and replies of jobs.
+    """Makes jobs of requests, and replies of jobs; answers the routes by which jobs are found.
 
     Args:
         jobs: the jobs of the server.
@@ -106,6 +106,64 @@ class JobReplies:
                 code="job_expired",
             )
         return await asyncio.to_thread(to_reply, record, content, accept, self._config)
+
+    # The routes
+
+    async def get_list(self, request: Request) -> Response:
+        records = await self.jobs.newest(*_filters(request))
+        content = orjson.dumps({"jobs": [self.jobs.describe(record) for record in records]})
+        return Response(content, headers=_NOT_STORED, media_type="application/json")
+
+    async def get_one(self, request: Request) -> Reply:
+        return self.describe(await self._find(request))
+
+    async def delete(self, request: Request) -> Reply:
+        return self.describe(await self.jobs.cancel(await self._find(request)))
+
+    async def get_result(self, request: Request) -> Reply:
+        return await self.result(await self._find(request), request.headers.get("accept"))
+
+    async def get_log(self, request: Request) -> Response:
+        record = await self._find(request)
+        content = await asyncio.to_thread(_read, self.jobs.log_path(record))
+        return Response(content, headers=_NOT_STORED, media_type="text/plain; charset=utf-8")
+
+    async def get_events(self, request: Request) -> Response:
+        record = await self._find(request)
+        request.scope[FOLLOWS] = True
+        headers = {**_NOT_STORED, "X-Accel-Buffering": "no"}
+        return StreamingResponse(
+            self._stream(record), media_type="text/event-stream", headers=headers
+        )
+
+    async def _stream(self, record: JobRecord) -> AsyncIterator[bytes]:
+        """The present state, the log so far, then events until the job is over."""
+        live = self.jobs.live(record.id)
+        if live is None:
+            for line in await self._past_lines(record):
+                yield _event("log", {"line": line})
+            yield _event("state", self.jobs.describe(await self.jobs.get(record.id)))
+            return
+        async with live.listen() as events:
+            yield _event("state", self.jobs.describe(live.record))
+            past = await self._past_lines(record, complete=True)
+            for line in past:
+                yield _event("log", {"line": line})
+            async for event in events:
+                if event is None:
+                    yield b": still here\n\n"
+                elif event[0] != "log":
+                    yield _event(event[0], self.jobs.describe(event[1]))
+                elif event[1][0] > len(past):
+                    yield _event("log", {"line": event[1][1]})
+
+    async def _past_lines(self, record: JobRecord, *, complete: bool = False) -> list[str]:
+        content = await asyncio.to_thread(_read, self.jobs.log_path(record))
+        *lines, rest = content.decode("utf-8", "replace").split("\n")
+        return lines if complete or not rest else [*lines, rest]
+
+    async def _find(self, request: Request) -> JobRecord:
+        return await self.jobs.get(request.path_params["id"])
 
 
 def _with_headers(reply: Reply, record: JobRecord, is_repeated: bool) -> Reply:
@@ -171,14 +229,13 @@ _NOT_STORED = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 def job_routes(replies: JobReplies) -> list[Route]:
     """The routes by which callers find, watch, fetch and cancel jobs."""
-    routes = _Routes(replies)
     return [
-        Route("/jobs", _answered(routes.listed), methods=["GET"]),
-        Route("/jobs/{id}", _answered(routes.one), methods=["GET"]),
-        Route("/jobs/{id}", _answered(routes.cancelled), methods=["DELETE"]),
-        Route("/jobs/{id}/result", _answered(routes.result), methods=["GET"]),
-        Route("/jobs/{id}/events", _answered(routes.events), methods=["GET"]),
-        Route("/jobs/{id}/log", _answered(routes.log), methods=["GET"]),
+        Route("/jobs", _answered(replies.get_list), methods=["GET"]),
+        Route("/jobs/{id}", _answered(replies.get_one), methods=["GET"]),
+        Route("/jobs/{id}", _answered(replies.delete), methods=["DELETE"]),
+        Route("/jobs/{id}/result", _answered(replies.get_result), methods=["GET"]),
+        Route("/jobs/{id}/events", _answered(replies.get_events), methods=["GET"]),
+        Route("/jobs/{id}/log", _answered(replies.get_log), methods=["GET"]),
     ]
 
 
@@ -193,68 +250,6 @@ def _answered(
         return _Answer(found) if isinstance(found, Reply) else found
 
     return answer
-
-
-class _Routes:
-    def __init__(self, replies: JobReplies) -> None:
-        self._replies = replies
-        self._jobs = replies.jobs
-
-    async def listed(self, request: Request) -> Response:
-        records = await self._jobs.newest(*_filters(request))
-        content = orjson.dumps({"jobs": [self._jobs.describe(record) for record in records]})
-        return Response(content, headers=_NOT_STORED, media_type="application/json")
-
-    async def one(self, request: Request) -> Reply:
-        return self._replies.describe(await self._find(request))
-
-    async def cancelled(self, request: Request) -> Reply:
-        return self._replies.describe(await self._jobs.cancel(await self._find(request)))
-
-    async def result(self, request: Request) -> Reply:
-        return await self._replies.result(await self._find(request), request.headers.get("accept"))
-
-    async def log(self, request: Request) -> Response:
-        record = await self._find(request)
-        content = await asyncio.to_thread(_read, self._jobs.log_path(record))
-        return Response(content, headers=_NOT_STORED, media_type="text/plain; charset=utf-8")
-
-    async def events(self, request: Request) -> Response:
-        record = await self._find(request)
-        request.scope[FOLLOWS] = True
-        headers = {**_NOT_STORED, "X-Accel-Buffering": "no"}
-        return StreamingResponse(
-            self._stream(record), media_type="text/event-stream", headers=headers
-        )
-
-    async def _stream(self, record: JobRecord) -> AsyncIterator[bytes]:
-        """The present state, the log so far, then events until the job is over."""
-        live = self._jobs.live(record.id)
-        if live is None:
-            for line in await self._past_lines(record):
-                yield _event("log", {"line": line})
-            yield _event("state", self._jobs.describe(await self._jobs.get(record.id)))
-            return
-        async with live.listen() as events:
-            yield _event("state", self._jobs.describe(live.record))
-            past = await self._past_lines(record, complete=True)
-            for line in past:
-                yield _event("log", {"line": line})
-            async for event in events:
-                if event is None:
-                    yield b": still here\n\n"
-                elif event[0] != "log":
-                    yield _event(event[0], self._jobs.describe(event[1]))
-                elif event[1][0] > len(past):
-                    yield _event("log", {"line": event[1][1]})
-
-    async def _past_lines(self, record: JobRecord, *, complete: bool = False) -> list[str]:
-        content = await asyncio.to_thread(_read, self._jobs.log_path(record))
-        *lines, rest = content.decode("utf-8", "replace").split("\n")
-        return lines if complete or not rest else [*lines, rest]
-
-    async def _find(self, request: Request) -> JobRecord:
-        return await self._jobs.get(request.path_params["id"])
 
 
 def _filters(request: Request) -> tuple[Any, int]:

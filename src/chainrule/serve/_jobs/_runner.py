@@ -270,7 +270,7 @@ class Jobs:
             reply = None
         finally:
             live.is_ending = True
-            await self._in_default_thread(watcher.log.close)
+            await self._in_default_thread(watcher.output.close)
         if reply is None:
             await self._finish(live, "cancelled", None)
         else:

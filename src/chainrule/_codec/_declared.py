@@ -1,6 +1,7 @@
-"""Dtypes, shapes and the bytes of one array.
+"""What a body declares, and how much of it is accepted: dtypes, shapes and bytes of arrays, within `Limits`.
 
-Bytes on the wire are little-endian and C-ordered. The dtype names are those of Tesseract, and `bfloat16`.
+Both are checked before anything is allocated. Bytes on the wire are little-endian and C-ordered. The dtype
+names are those of Tesseract, and `bfloat16`.
 
 Masked arrays are refused wherever arrays come in: their masked entries have no value, and NumPy returns the
 numbers below the mask when it is asked for a plain array.
@@ -12,12 +13,13 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from chainrule._errors import DecodeError, DefinitionError
+from chainrule._errors import DecodeError, DefinitionError, LimitError
 
 _FLOATS = ("float16", "float32", "float64")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -218,3 +220,161 @@ def _has_masked(value: Any, numpy_ma: Any, max_depth: int) -> bool:
         with suppress(ArithmeticError, TypeError, ValueError, Warning):
             return _has_masked(sum(value), numpy_ma, 0)
     return any(_has_masked(item, numpy_ma, max_depth - 1) for item in value)
+
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on what a decoder accepts.
+
+    Attributes:
+        max_body_bytes: bytes of one encoded body, as received.
+        max_array_bytes: bytes of one decoded array.
+        max_total_bytes: bytes of all decoded arrays of one body together, so that a thousand small
+            compressed buffers cannot do what one large one may not.
+        max_expanded_bytes: memory for what is not in the body itself: compressed bodies and buffers once they
+            are expanded, files that the body refers to, and bytes that several arrays share. A body of
+            30 kB can expand to a gigabyte. By default a body stands for no more than one can hold.
+        max_parsed_bytes: memory for the Python objects that JSON text is parsed into. A number of two
+            bytes takes up to 48; in base64 or frames it takes eight.
+        max_fields: mapping entries and list items of one body, array contents not counted.
+        max_depth: nesting of mappings and lists, array contents not counted.
+        is_expanded: the body was compressed as a whole, so that none of its arrays was received as it is.
+    """
+
+    max_body_bytes: int = 512 * _MIB
+    max_array_bytes: int = 1024 * _MIB
+    max_total_bytes: int = 2048 * _MIB
+    max_expanded_bytes: int = 512 * _MIB
+    max_parsed_bytes: int = 2048 * _MIB
+    max_fields: int = 100_000
+    max_depth: int = 64
+    is_expanded: bool = False
+
+    def check_body(self, nbytes: int) -> None:
+        """Refuse a body that is larger than `max_body_bytes`."""
+        if nbytes > self.max_body_bytes:
+            raise LimitError(
+                f"The body has {nbytes} bytes, the limit is {self.max_body_bytes}. Send the arrays in "
+                "application/vnd.chainrule.frames, or ask the operator to raise max_body_bytes.",
+                code="body_too_large",
+                details={"nbytes": nbytes, "limit": self.max_body_bytes},
+            )
+
+    def shared_by(self, count: int) -> Limits:
+        """The limits of each of several bodies whose data are in memory at the same time."""
+        if count == 1:
+            return self
+        return replace(
+            self,
+            max_total_bytes=self.max_total_bytes // count,
+            max_expanded_bytes=self.max_expanded_bytes // count,
+            max_parsed_bytes=self.max_parsed_bytes // count,
+        )
+
+    def after_expanding(self, nbytes: int) -> Limits:
+        """The limits that are left for the data of a body that was compressed as a whole.
+
+        What is parsed is then not in the body either, so it has to fit into the same memory.
+        """
+        left = self.max_expanded_bytes - nbytes
+        parsed = min(self.max_parsed_bytes, left)
+        return replace(self, max_expanded_bytes=left, max_parsed_bytes=parsed, is_expanded=True)
+
+
+DEFAULT_LIMITS = Limits()
+
+TRUSTING_LIMITS = Limits(
+    max_body_bytes=1 << 50,
+    max_array_bytes=1 << 50,
+    max_total_bytes=1 << 50,
+    max_expanded_bytes=1 << 50,
+    max_parsed_bytes=1 << 50,
+    max_fields=1 << 30,
+)
+"""For bodies of our own processes, or of a server that the user chose: any size, the same checks of form."""
+
+
+def expansion_too_large(nbytes: int | None, limit: int) -> LimitError:
+    """The error for a body that expands to too many bytes; `None` when their number is not known."""
+    found = "more" if nbytes is None else f"{nbytes} bytes"
+    return LimitError(
+        f"Compressed data and files of one body may come to {limit} bytes; found {found}. Send the data "
+        "uncompressed, or ask the operator to raise --max-expanded-bytes and --max-inflight-bytes.",
+        code="expansion_too_large",
+        details={"limit": limit},
+    )
+
+
+@dataclass
+class Budget:
+    """What is left of the limits while one body is decoded."""
+
+    limits: Limits = DEFAULT_LIMITS
+    fields_left: int = field(init=False)
+    bytes_left: int = field(init=False)
+    expanded_left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.fields_left = self.limits.max_fields
+        self.bytes_left = self.limits.max_total_bytes
+        self.expanded_left = self.limits.max_expanded_bytes
+
+    def enter(self, count: int, depth: int) -> None:
+        """Account for one mapping or list with `count` entries at nesting `depth`.
+
+        Raises:
+            LimitError: too deep, or too many fields in this body.
+        """
+        self.fields_left -= count
+        if depth > self.limits.max_depth:
+            raise LimitError(
+                f"The data is nested deeper than {self.limits.max_depth} levels.",
+                code="too_deep",
+                details={"limit": self.limits.max_depth},
+            )
+        if self.fields_left < 0:
+            raise LimitError(
+                f"The body has more than {self.limits.max_fields} fields. Send many numbers as one "
+                "array instead of many fields.",
+                code="too_many_fields",
+                details={"limit": self.limits.max_fields},
+            )
+
+    def take(self, nbytes: int) -> None:
+        """Account for one array of `nbytes`, before it is allocated.
+
+        Raises:
+            LimitError: the array, or all arrays of this body together, would be too large.
+        """
+        if nbytes > min(self.limits.max_array_bytes, self.bytes_left):
+            limit = min(self.limits.max_array_bytes, self.bytes_left)
+            raise LimitError(
+                f"An array of {nbytes} bytes was declared, at most {limit} are allowed here "
+                f"(max_array_bytes={self.limits.max_array_bytes}, "
+                f"max_total_bytes={self.limits.max_total_bytes}).",
+                code="array_too_large",
+                details={"nbytes": nbytes, "limit": limit},
+            )
+        self.bytes_left -= nbytes
+
+    def expand(self, nbytes: int) -> None:
+        """Account for memory of what is not in the body, before it is read or expanded.
+
+        Raises:
+            LimitError: this body has too many of them.
+        """
+        if nbytes > self.expanded_left:
+            raise expansion_too_large(nbytes, self.limits.max_expanded_bytes)
+        self.expanded_left -= nbytes
+
+    def expand_array(self, nbytes: int, itemsize: int, *, is_compressed: bool) -> None:
+        """Account for an array that was not received as it is. A schema may cast its elements to eight bytes.
+
+        Raises:
+            LimitError: this body has too many of them.
+        """
+        if is_compressed or self.limits.is_expanded:
+            self.expand(max(nbytes, nbytes // itemsize * 8))
