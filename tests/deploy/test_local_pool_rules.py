@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chainrule.client import Ticket
-from chainrule.deploy._pool import (
+from chainrule.client._pool import (
     SPARE_LAST_S,
     Assignment,
-    Autoscaler,
     Call,
     Dispatcher,
     ForwardPasses,
@@ -23,6 +22,7 @@ from chainrule.deploy._pool import (
     Slot,
     fingerprint,
 )
+from chainrule.deploy._scaling import Autoscaler
 from chainrule.errors import DefinitionError, InputError, TransportError
 
 HANG_S = 120  # every limit here only ends what hangs

@@ -22,6 +22,7 @@ _same_host     large bodies in shared memory, where the server is on this host
 _subprocess    the transport to a process of its own
 _environment   the virtual environment of such a process
 _jobs          calls in the background, and the progress bar
+_pool          replicas of one component as one transport
 _mapping       many inputs through one component
 _server        a server's status and its jobs
 _umbridge      models behind UM-Bridge servers

@@ -3,11 +3,17 @@
 Answer               status, media type and body of an answer
 Change               one difference between two interfaces
 Caller               what makes calls: base class of transports and of replicas
+Dispatcher           hands out the replicas of a pool to calls
 HttpTransport        the transport to a server
 InterfaceField       one field of an interface
+PoolTransport        replicas of one component as one transport
+Replica              one copy of a component that a pool sends calls to
+ReplicaLostError     a replica died, so a call gets no answer
 Server               a server's status and its jobs
 SubprocessTransport  the transport to a process of its own
+Supervisor           threads that start the replicas of a pool again
 compare_interfaces   what a newer interface of a component changes for callers
+fingerprint          a digest of nested data
 read_answer          the result that an answer carries, or the exception that it stands for
 read_interface       the fields of one side of an interface, by path
 """
@@ -20,6 +26,14 @@ from chainrule.client._compatibility import (
     read_interface,
 )
 from chainrule.client._http import HttpTransport
+from chainrule.client._pool import (
+    Dispatcher,
+    PoolTransport,
+    Replica,
+    ReplicaLostError,
+    Supervisor,
+    fingerprint,
+)
 from chainrule.client._server import Server
 from chainrule.client._subprocess import SubprocessTransport
 from chainrule.client._transport import Caller
@@ -28,11 +42,17 @@ __all__ = [
     "Answer",
     "Caller",
     "Change",
+    "Dispatcher",
     "HttpTransport",
     "InterfaceField",
+    "PoolTransport",
+    "Replica",
+    "ReplicaLostError",
     "Server",
     "SubprocessTransport",
+    "Supervisor",
     "compare_interfaces",
+    "fingerprint",
     "read_answer",
     "read_interface",
 ]

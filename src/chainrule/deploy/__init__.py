@@ -8,6 +8,6 @@ chainrule.deploy.monitoring  alerts for Prometheus, a dashboard for Grafana
 chainrule.deploy.local       a pool of replicas on this machine
 chainrule.deploy.ray         a pool of replicas on a Ray cluster
 
-The two kinds of pool share `_pool`: replicas, the queue in front of them, restarts, retries. `_registry`
-is what is needed of the protocol of OCI registries.
+The two kinds of pool share what `chainrule.client.internal` has for pools, and `_scaling`: how many replicas
+there are. `_registry` is what is needed of the protocol of OCI registries.
 """

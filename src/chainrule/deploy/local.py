@@ -15,16 +15,15 @@ from typing import Any
 from chainrule._errors import ChainruleError, DefinitionError, TransportError
 from chainrule._processors import processors
 from chainrule.client import Component, Ticket, Transport
-from chainrule.client.internal import SubprocessTransport
-from chainrule.deploy._pool import (
-    Autoscaler,
+from chainrule.client.internal import (
     Dispatcher,
     PoolTransport,
     Replica,
     ReplicaLostError,
+    SubprocessTransport,
     Supervisor,
 )
-from chainrule.deploy._pool._supervision import check_size
+from chainrule.deploy._scaling import Autoscaler, check_size
 from chainrule.runtime import ComponentConfig
 
 __all__ = ["deploy"]

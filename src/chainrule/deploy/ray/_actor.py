@@ -30,7 +30,7 @@ from chainrule._errors import ChainruleError, ComponentError
 from chainrule._lru_cache import LRUCache
 from chainrule._progress import listening
 from chainrule._trees import is_arraylike, map_leaves
-from chainrule.deploy._pool import Autoscaler
+from chainrule.deploy._scaling import Autoscaler
 from chainrule.deploy.ray._deploy import PoolPlan
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import Run, to_plain

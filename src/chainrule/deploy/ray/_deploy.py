@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import CapabilityError, InputError, TransportError
 from chainrule.client import Component
-from chainrule.deploy._pool._supervision import check_size
+from chainrule.deploy._scaling import check_size
 from chainrule.runtime import ComponentConfig
 
 if TYPE_CHECKING:

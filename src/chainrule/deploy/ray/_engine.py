@@ -11,7 +11,7 @@ from typing import Any
 from chainrule._codec import FRAMES_MEDIA_TYPE, decode_body
 from chainrule._errors import ChainruleError, TransportError
 from chainrule.client import Ticket
-from chainrule.deploy._pool import fingerprint
+from chainrule.client.internal import fingerprint
 from chainrule.deploy.ray._actor import Envelope, as_shared
 from chainrule.deploy.ray._deploy import attach, deploy
 from chainrule.deploy.ray._pool import RayPool

@@ -28,8 +28,13 @@ from chainrule._errors import ChainruleError, DefinitionError, TransportError
 from chainrule._lru_cache import LRUCache
 from chainrule._progress import is_heard
 from chainrule.client import Ticket
-from chainrule.client.internal import Answer, read_answer
-from chainrule.deploy._pool import PoolTransport, Replica, ReplicaLostError
+from chainrule.client.internal import (
+    Answer,
+    PoolTransport,
+    Replica,
+    ReplicaLostError,
+    read_answer,
+)
 from chainrule.deploy.ray._actor import CANCELLED, Envelope, Report, Roster, extract_references
 from chainrule.deploy.ray._deploy import PoolPlan
 from chainrule.runtime import progress

@@ -8,20 +8,19 @@ Modules, in reading order:
     _assignment    `Assignment`, which replica gets the next call, and which call waits
     _dispatch      `Replica`, one copy of the component that may die at any time; `Dispatcher`, the
                    assignment for calls of many threads
-    _supervision   `Supervisor`, threads that start replicas again; `Autoscaler`, how many there should be
+    _supervision   `Supervisor`, threads that start replicas again
     _transport     `PoolTransport`, all of it as a `Transport` that repeats calls; `ForwardPasses`, which
                    replica ran the forward pass of some inputs
 """
 
-from chainrule.deploy._pool._assignment import SPARE_LAST_S, Assignment, Call, Place
-from chainrule.deploy._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot
-from chainrule.deploy._pool._supervision import Autoscaler, Supervisor
-from chainrule.deploy._pool._transport import ForwardPasses, PoolTransport, fingerprint
+from chainrule.client._pool._assignment import SPARE_LAST_S, Assignment, Call, Place
+from chainrule.client._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot
+from chainrule.client._pool._supervision import Supervisor
+from chainrule.client._pool._transport import ForwardPasses, PoolTransport, fingerprint
 
 __all__ = [
     "SPARE_LAST_S",
     "Assignment",
-    "Autoscaler",
     "Call",
     "Dispatcher",
     "ForwardPasses",

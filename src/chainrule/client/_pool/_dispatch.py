@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from chainrule._errors import TransportError
-from chainrule.client import Ticket
-from chainrule.client.internal import Caller
-from chainrule.deploy._pool._assignment import SPARE_LAST_S, Assignment, Call, Place
+from chainrule.client._pool._assignment import SPARE_LAST_S, Assignment, Call, Place
+from chainrule.client._transport import Caller, Ticket
 
 
 class ReplicaLostError(TransportError):

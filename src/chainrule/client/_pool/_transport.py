@@ -16,9 +16,9 @@ from chainrule._content_store import content_digest
 from chainrule._errors import InputError, TransportError
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import is_arraylike, map_leaves
-from chainrule.client import Ticket, Transport
-from chainrule.deploy._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot
-from chainrule.deploy._pool._supervision import Supervisor
+from chainrule.client._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot
+from chainrule.client._pool._supervision import Supervisor
+from chainrule.client._transport import Ticket, Transport
 
 _log = logging.getLogger(__name__)
 
