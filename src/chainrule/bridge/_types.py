@@ -90,7 +90,7 @@ def _compiled(node: Any, plan: Iterator[int | None]) -> tuple[Hashable, Build]:
         parts = {key: _compiled(child, plan) for key, child in node.items()}
         builds = {key: build for key, (_, build) in parts.items()}
         # Empty containers have no leaves, so the paths alone do not tell `{}` from `{"a": []}`.
-        outline = ("mapping", *((key, inner) for key, (inner, _) in parts.items()))
+        outline: Hashable = ("mapping", *((key, inner) for key, (inner, _) in parts.items()))
         return outline, lambda values: {key: build(values) for key, build in builds.items()}
     if isinstance(node, (list, tuple)):
         items = [_compiled(child, plan) for child in node]
