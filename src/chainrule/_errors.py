@@ -38,6 +38,7 @@ __all__ = [
     "PathError",
     "StorageError",
     "TransportError",
+    "missing_dependency",
 ]
 
 
@@ -142,6 +143,19 @@ class CapabilityError(ChainruleError, NotImplementedError):
     default_code = "not_supported"
     http_status = 404
     exit_code = 2
+
+
+def missing_dependency(needs: str, package: str | None, install: str) -> CapabilityError:
+    """What to raise where an optional package is not installed.
+
+    Args:
+        needs: the beginning of the message, such as `"FMUs need"`.
+        package: the package.
+        install: what pip is to install.
+    """
+    return CapabilityError(
+        f"{needs} the package {package}: pip install {install}.", code="missing_dependency"
+    )
 
 
 class StorageError(ChainruleError, OSError):
