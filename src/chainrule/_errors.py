@@ -38,7 +38,6 @@ __all__ = [
     "PathError",
     "StorageError",
     "TransportError",
-    "missing_dependency",
 ]
 
 
