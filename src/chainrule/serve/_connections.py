@@ -255,7 +255,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def waits_since(self) -> float | None:
-        """Since when no request has been under way; one whose headers are not complete is none."""
+        """Since when no request has been under way; one whose headers are not complete does not count."""
         cycle = self.cycle
         is_asked = cycle is not None and not cycle.response_complete and FOLLOWS not in cycle.scope
         return None if is_asked else self._waits_since
