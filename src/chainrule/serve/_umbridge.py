@@ -284,7 +284,7 @@ class Model:
             count = len(vectors) if isinstance(vectors, list) else "none"
             raise RefusedError(
                 "InvalidInput",
-                f"Expected input to be a list of {len(shapes.inputs)} vectors; found {count}.",
+                f"Expected input to be a list of vectors, {len(shapes.inputs)} here; found {count}.",
             )
         values: dict[str, Any] = {}
         for k, (vector, group) in enumerate(zip(vectors, shapes.inputs, strict=True)):
