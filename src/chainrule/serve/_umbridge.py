@@ -256,7 +256,9 @@ class Model:
             kind.outputs_argument: sides["outputs"].paths,
             vector.name: given.split(_numbers(body.get(name), name, given)),
         }
-        return await self._ask(kind.endpoint, request, shapes.nbytes, partial(_vector, sides[answer]))
+        return await self._ask(
+            kind.endpoint, request, shapes.nbytes, partial(_vector, sides[answer])
+        )
 
     async def apply_hessian(self, body: Mapping[str, Any]) -> bytes:
         """∂/∂(second input) (sensᵀ · ∂(output)/∂(first input)) · vec."""
@@ -284,7 +286,7 @@ class Model:
             count = len(vectors) if isinstance(vectors, list) else "none"
             raise RefusedError(
                 "InvalidInput",
-                f"Expected input to be a list of vectors, {len(shapes.inputs)} here; found {count}.",
+                f"Expected input to be a list of {len(shapes.inputs)} vectors; found {count}.",
             )
         values: dict[str, Any] = {}
         for k, (vector, group) in enumerate(zip(vectors, shapes.inputs, strict=True)):
