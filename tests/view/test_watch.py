@@ -19,12 +19,7 @@ from hypothesis import strategies as st
 import chainrule
 from chainrule._codec import decode_array
 from chainrule.errors import InputError
-
-
-def data_of(html):
-    """What a saved page shows."""
-    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1]
-    return json.loads(text)
+from tests.view.pages import data_of
 
 
 def get(url, path="/", **headers):

@@ -181,6 +181,7 @@ class Definition:
             `{"lower": 1, "upper": 1}`, or a matrix that is not zero there. With it, plans of Jacobians ask
             for several columns in one product. It becomes plain data (see `chainrule._sparsity`).
         place: the GPU on which the author's functions compute, if it is one (see `_devices`).
+        framework: what the author's functions are written in, for people; `None` when it is not known.
     """
 
     name: str
@@ -198,6 +199,7 @@ class Definition:
     prices: Mapping[str, float] = field(default_factory=dict)
     sparsity: Sparsity = field(default_factory=dict)
     place: Place | None = None
+    framework: str | None = None
 
     def __post_init__(self) -> None:
         problem = problem_of_prices(self.prices)

@@ -163,6 +163,7 @@ def component(
             prices=prices or {},
             sparsity=sparsity or _sparsity_of_differences(derivatives),
             place=place,
+            framework=chosen,
         )
         return LocalComponent(definition, config)
 
