@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from tests.view.pages import data_of
 
 import chainrule
 from chainrule import view
 from chainrule._jaxpr import evaluate, trace
 from chainrule.runtime import Array, Differentiable, Float32
 from chainrule.view._division import divide
-from tests.view.pages import data_of
 
 sine = chainrule.from_callable(
     np.sin, vjp=lambda x, u: (np.cos(x[0]) * u,), abstract=lambda x: x
@@ -174,7 +174,17 @@ def test_drawing_and_table(tmp_path):
     picture = view.pipeline(loss, X, {"a": 2.0})
     root = ElementTree.fromstring(picture.save(tmp_path / "p.svg").read_text())
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    for expected in ("x", "scale", "prepare", "sin", "apply", "cost", "result", "f32[3]", "a f32[]"):
+    for expected in (
+        "x",
+        "scale",
+        "prepare",
+        "sin",
+        "apply",
+        "cost",
+        "result",
+        "f32[3]",
+        "a f32[]",
+    ):
         assert expected in texts
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(picture)

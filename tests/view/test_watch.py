@@ -15,11 +15,11 @@ import pytest
 import scipy.optimize
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.view.pages import data_of
 
 import chainrule
 from chainrule._codec import decode_array
 from chainrule.errors import InputError
-from tests.view.pages import data_of
 
 
 def get(url, path="/", **headers):

@@ -21,7 +21,10 @@ Modules, in reading order:
     _arguments        names of a function's arguments
     _matrix           large graphs
     _division         a program divided into components and JAX parts
-    _pipeline         the graph of the parts, and what flows between them
+    _runs             what runs through the parts: values, cotangents, seconds
+    _parts            programs, and the arrays on the links between them
+    _graph            a pipeline as boxes
+    _pipeline         the picture of a pipeline: graph or matrix, table, page
     _plan             what the components of a pipeline are asked for
     _elimination      the steps of an elimination
     _spy              the pattern of a Jacobian
@@ -31,8 +34,9 @@ Modules, in reading order:
 """
 
 from chainrule.view._elimination import EliminationSteps, Product, Step, Vertex, elimination
+from chainrule.view._parts import Flow, Link, Part
 from chainrule.view._picture import Picture
-from chainrule.view._pipeline import Flow, Link, Part, Pipeline, gradient_flow, pipeline
+from chainrule.view._pipeline import Pipeline, gradient_flow, pipeline
 from chainrule.view._plan import PlanPicture, plan
 from chainrule.view._schema import (
     SchemaTable,

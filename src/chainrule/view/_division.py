@@ -36,6 +36,7 @@ from chainrule._jaxpr import (
 from chainrule._jaxpr import Literal as Constant
 from chainrule.harvest.internal import SOW, sown_names
 
+
 @dataclass(frozen=True)
 class Section:
     """A part: some equations of a program, as a program.
@@ -239,7 +240,8 @@ class _Equations:
         for k in placed:
             near = [p for p in self._before[k] if p in level and between[p] == between[k]]
             level[k] = max(
-                (level[p] + (scopes[p] != scopes[k] or self._is_named(p, k)) for p in near), default=0
+                (level[p] + (scopes[p] != scopes[k] or self._is_named(p, k)) for p in near),
+                default=0,
             )
         return {k: (*between[k], scopes[k], level[k]) for k in placed}
 

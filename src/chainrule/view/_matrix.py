@@ -29,7 +29,9 @@ def matrix(
     left = _MARGIN + (longest * CHARACTER + 8 if side >= _READABLE else 0.0)
     size = len(labels) * side
     shapes: list[Shape] = [
-        Rectangle((left + size / 2, _MARGIN + size / 2), (size, size), "#f9fafb", "#9ca3af", radius=0)
+        Rectangle(
+            (left + size / 2, _MARGIN + size / 2), (size, size), "#f9fafb", "#9ca3af", radius=0
+        )
     ]
     if side >= _READABLE:
         shapes += _labels(labels, side)

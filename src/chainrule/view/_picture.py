@@ -148,11 +148,12 @@ class Drawing:
 GROUND, INK, FAINT, WRONG = "#ffffff", "#1f2937", "#5d6579", "#b91c1c"
 _DARK = {
     GROUND: "#171a22", INK: "#e7eaf2", FAINT: "#9aa3b7", WRONG: "#f87171",
-    "#6b7280": "#8b93a7", "#9ca3af": "#6b7280", "#d1d5db": "#3a4254", "#e5e7eb": "#2c3342", "#f9fafb": "#1f2430",
-    "#e0e7ff": "#2a2d5e", "#4f46e5": "#8b8ff8", "#d1fae5": "#12392d", "#059669": "#34d399",
-    "#fef3c7": "#3f3213", "#d97706": "#f5a524",
-    "#c7d2fe": "#2f3170", "#a5b4fc": "#4347a8", "#818cf8": "#6469dd", "#6366f1": "#8f9bfb", "#3730a3": "#c7d2fe",
-    "#a7f3d0": "#0f4537", "#6ee7b7": "#0f6b52", "#34d399": "#129a74", "#047857": "#5fe0b3", "#064e3b": "#b5f5dc",
+    "#6b7280": "#8b93a7", "#9ca3af": "#6b7280", "#d1d5db": "#3a4254", "#e5e7eb": "#2c3342",
+    "#f9fafb": "#1f2430", "#e0e7ff": "#2a2d5e", "#4f46e5": "#8b8ff8", "#d1fae5": "#12392d",
+    "#059669": "#34d399", "#fef3c7": "#3f3213", "#d97706": "#f5a524",
+    "#c7d2fe": "#2f3170", "#a5b4fc": "#4347a8", "#818cf8": "#6469dd", "#6366f1": "#8f9bfb",
+    "#3730a3": "#c7d2fe", "#a7f3d0": "#0f4537", "#6ee7b7": "#0f6b52", "#34d399": "#129a74",
+    "#047857": "#5fe0b3", "#064e3b": "#b5f5dc",
 }  # fmt: skip
 """What stands for each colour on a dark page. A colour that is not here is the same on both."""
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -23,184 +22,28 @@ from rich.table import Table
 
 from chainrule._describe import describe_array, describe_value
 from chainrule._errors import InputError
-from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Var, evaluate, outside_call_of, plain_text, trace
+from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Var, outside_call_of, plain_text, trace
 from chainrule._jaxpr import Literal as Constant
 from chainrule.elimination.internal import program_work
-from chainrule.harvest import save_intermediates, sow
 from chainrule.view._arguments import argument_names
-from chainrule.view._arrays import Array, norm, reduced
+from chainrule.view._arrays import Array, reduced
 from chainrule.view._division import Division, Section, divide, function_of, scope_of, stage_of
-from chainrule.view._layout import lay_out_down
+from chainrule.view._graph import Scale, graph
 from chainrule.view._matrix import matrix
 from chainrule.view._page import cell, page
-from chainrule.view._picture import (
-    CHARACTER,
-    FAINT,
-    GROUND,
-    WRONG,
-    Arrow,
-    Box,
-    Drawing,
-    Group,
-    Label,
-    Picture,
-    Point,
-    Rectangle,
-    Shape,
-)
-
-RESULT = "result"
+from chainrule.view._parts import Flow, Link, Part, norm_of, number_text, shortened
+from chainrule.view._picture import Box, Drawing, Picture
+from chainrule.view._runs import RESULT, Found, Place, Reads, called, measure_parts
 
 _MOST_BOXES = 15  # of parts; more are drawn as a matrix
 _MOST_LINES = 60
-_LONGEST = 38  # characters of a line in a box
 _FILLS = {"component": ("#fef3c7", "#d97706"), "jax": ("#ffffff", "#6b7280")}
 _INPUT, _OUTPUT = ("#e0e7ff", "#4f46e5"), ("#d1fae5", "#059669")
-_VALUES = ("#c7d2fe", "#a5b4fc", "#818cf8", "#6366f1", "#3730a3")
-_COTANGENTS = ("#a7f3d0", "#6ee7b7", "#34d399", "#047857", "#064e3b")
-_PLAIN = "#6b7280"
-_LINE = 15.0
-_BETWEEN = 22.0
-_LEGEND = 40.0
 _HEIGHT = 640  # of the frame in a notebook, until it knows its own
 _FRAMEWORKS = {
     "jax": "JAX", "numpy": "NumPy", "torch": "PyTorch", "cupy": "CuPy", "warp": "Warp", "onnx": "ONNX",
     "fmi": "FMU", "command": "command", "device": "GPU",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Flow:
-    """One array on a link.
-
-    Attributes:
-        name: under which it was sown, or by which a component knows it; empty where it has no name.
-        type: its shape and dtype, such as `f32[3,4]`.
-        value: the array; `None` where the function was not run.
-        cotangent: the derivative of the result with respect to it, along this link; `None` where there is
-            none, as for integers.
-    """
-
-    name: str
-    type: str
-    value: Array | None = field(default=None, repr=False, compare=False)
-    cotangent: Array | None = field(default=None, repr=False, compare=False)
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.type}".strip()
-
-    @property
-    def nonfinite(self) -> int:
-        """How many entries of the value and of the cotangent are NaN or infinite."""
-        arrays = (a for a in (self.value, self.cotangent) if a is not None)
-        return sum(int(np.sum(~np.isfinite(array))) for array in arrays)
-
-
-@dataclass(frozen=True)
-class Link:
-    """Arrays that go from one place to another.
-
-    Attributes:
-        source: the number of a part, or the name of an argument.
-        target: the number of a part, or `"result"`.
-        flows: the arrays.
-    """
-
-    source: int | str
-    target: int | str
-    flows: tuple[Flow, ...]
-
-    def __str__(self) -> str:
-        shown = ", ".join(self.types[:2])
-        return f"{shown} + {len(self.types) - 2}" if len(self.types) > 2 else shown
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        """Shape and dtype of each array."""
-        return tuple(flow.type for flow in self.flows)
-
-    @property
-    def value_norm(self) -> float | None:
-        """Euclidean norm of all values; `None` where the function was not run."""
-        return _norm(flow.value for flow in self.flows)
-
-    @property
-    def cotangent_norm(self) -> float | None:
-        """Euclidean norm of all cotangents; `None` where there are none."""
-        return _norm(flow.cotangent for flow in self.flows)
-
-    @property
-    def nonfinite(self) -> int:
-        """How many entries of values and cotangents are NaN or infinite."""
-        return sum(flow.nonfinite for flow in self.flows)
-
-
-def _norm(arrays: Iterator[Array | None]) -> float | None:
-    there = [array for array in arrays if array is not None]
-    return norm(there) if there else None
-
-
-@dataclass(frozen=True)
-class Part:
-    """A call of a component, or the JAX operations between two of them.
-
-    Attributes:
-        kind: `"component"` or `"jax"`.
-        name: the component's name; else the `jax.named_scope`, or the functions it was written in.
-        detail: what is asked of a component (`apply`, `vjp`, …), or that it was inlined; else which pass
-            it belongs to.
-        framework: what a component is written in; `None` where that is not known.
-        place: where it runs: `in this process`, an address, an image, …
-        stage: the outermost `jax.named_scope` around it; parts of one stage collapse in the matrix.
-        equations: number of JAX equations.
-        operations: estimated scalar operations of a JAX part; `None` where only the component knows.
-        bytes_in: size of the arrays that go in.
-        bytes_out: size of the arrays that come out and are used.
-        seconds: of one run, by what was run: `apply` and `vjp` of a component, `forward` and `backward` of
-            a JAX part; empty when it was not measured.
-        program: what it computes.
-    """
-
-    kind: Literal["component", "jax"]
-    name: str
-    detail: str
-    framework: str | None
-    place: str
-    stage: str
-    equations: int
-    operations: float | None
-    bytes_in: int
-    bytes_out: int
-    seconds: Mapping[str, float]
-    program: ClosedJaxpr = field(repr=False)
-
-    @property
-    def cost(self) -> str:
-        """What is known about its cost, in words."""
-        if self.operations is None:
-            known = f"{_short(self.bytes_in)}B in, {_short(self.bytes_out)}B out"
-        else:
-            unit = "operation" if self.operations == 1 else "operations"
-            known = f"≈ {_short(self.operations).strip()} {unit}"
-        return ", ".join([known, *filter(None, [self.duration])])
-
-    @property
-    def duration(self) -> str:
-        """How long it took, in words; empty when it was not measured."""
-        return ", ".join(f"{name} {_short(seconds)}s" for name, seconds in self.seconds.items())
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """What stands in its box."""
-        detail = " · ".join(filter(None, (self.detail, self.framework)))
-        place = self.place if self.kind == "component" else ""
-        cost = self.cost.removesuffix(self.duration).removesuffix(", ")
-        lines = (self.name, detail, place, cost, self.duration)
-        return tuple(_cut(line) for line in lines if line)
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -238,7 +81,7 @@ class Pipeline(Picture):
         for link in self.links:
             table.add_row(
                 self.label(link.source), self.label(link.target), ", ".join(map(str, link.flows)),
-                _number(link.value_norm), _number(link.cotangent_norm), str(link.nonfinite or ""),
+                number_text(link.value_norm), number_text(link.cotangent_norm), str(link.nonfinite or ""),
                 style="red" if link.nonfinite else None,
             )  # fmt: skip
         return table
@@ -256,7 +99,9 @@ class Pipeline(Picture):
 
     def drawing(self) -> Drawing:
         """Boxes from the top down: arguments, parts, result; or a matrix of them."""
-        return self._graph() if len(self.parts) <= _MOST_BOXES else self._matrix()
+        return (
+            graph(self._boxes(), self.links) if len(self.parts) <= _MOST_BOXES else self._matrix()
+        )
 
     def html(self) -> str:
         """The picture for a page or a notebook: a frame in which links can be chosen."""
@@ -272,53 +117,19 @@ class Pipeline(Picture):
         arguments = dict.fromkeys(k.source for k in self.links if isinstance(k.source, str))
         return [*arguments, *range(len(self.parts)), RESULT]
 
-    def _graph(self) -> Drawing:
-        boxes = {node: self._box(node) for node in self._nodes()}
-        chips = {link: _Chip(link) for link in self._in_order()}
-        sizes: dict[Any, Point] = {}
-        for node, box in boxes.items():
-            sizes |= {link: chip.size for link, chip in chips.items() if link.target == node}
-            sizes[node] = box.size
-        edges = [e for link in chips for e in ((link.source, link), (link, link.target))]
-        layout = lay_out_down(sizes, edges, between=_BETWEEN)
-        routes = _spread(layout.routes, boxes)
-        scales = self._scales()
-        shapes: list[Shape] = []
-        for link in chips:
-            ends = routes[link.source, link], routes[link, link.target]
-            shapes.extend(_lines(link, *ends, *scales))
-        for node, box in boxes.items():
-            drawn = tuple(box.draw(layout.places[node]))
-            shapes.append(Group(drawn, (0.0, 0.0), f"node-{self._nodes().index(node)}"))
-        for link, chip in chips.items():
-            drawn = tuple(chip.draw(layout.places[link]))
-            shapes.append(Group(drawn, (0.0, 0.0), f"link-{self.links.index(link)}"))
-        width, height = layout.size
-        if not self.has_values:
-            return Drawing(tuple(shapes), width, height, "Pipeline")
-        legend = tuple(_legend())
-        moved = Group(tuple(shapes), (max(0.0, (_LEGEND_WIDTH - width) / 2), _LEGEND))
-        size = max(width, _LEGEND_WIDTH), height + _LEGEND
-        return Drawing((*legend, moved), *size, "Pipeline with values and cotangents")
-
-    def _in_order(self) -> list[Link]:
-        order = {node: k for k, node in enumerate(self._nodes())}
-        return sorted(self.links, key=lambda link: (order[link.target], order[link.source]))
+    def _boxes(self) -> dict[int | str, Box]:
+        return {node: self._box(node) for node in self._nodes()}
 
     def _box(self, node: int | str) -> Box:
         if isinstance(node, int):
             part = self.parts[node]
             return Box(part.lines, *_FILLS[part.kind])
-        return Box((_cut(node),), *(_OUTPUT if node == RESULT else _INPUT))
-
-    def _scales(self) -> tuple[_Scale, _Scale]:
-        values = _Scale([link.value_norm for link in self.links], _VALUES)
-        return values, _Scale([link.cotangent_norm for link in self.links], _COTANGENTS)
+        return Box((shortened(node),), *(_OUTPUT if node == RESULT else _INPUT))
 
     def _matrix(self) -> Drawing:
         nodes = self._nodes()
         place = {node: k for k, node in enumerate(nodes)}
-        values, cotangents = self._scales()
+        values, cotangents = Scale.of_values(self.links), Scale.of_cotangents(self.links)
         cells = {}
         for link in self.links:
             row, column = place[link.source], place[link.target]
@@ -332,7 +143,7 @@ class Pipeline(Picture):
         """What the script of the page reads."""
         nodes = self._nodes()
         place = {node: k for k, node in enumerate(nodes)}
-        values, cotangents = self._scales()
+        values, cotangents = Scale.of_values(self.links), Scale.of_cotangents(self.links)
         return {
             "hasValues": self.has_values,
             "isMatrix": len(self.parts) > _MOST_BOXES,
@@ -374,8 +185,8 @@ def _flow_data(flow: Flow) -> dict[str, Any]:
         "type": flow.type,
         "value": short(flow.value),
         "cotangent": short(flow.cotangent),
-        "valueNorm": _norm(iter([flow.value])),
-        "cotangentNorm": _norm(iter([flow.cotangent])),
+        "valueNorm": norm_of([flow.value]),
+        "cotangentNorm": norm_of([flow.cotangent]),
         "nonfinite": flow.nonfinite,
     }
 
@@ -413,9 +224,9 @@ def pipeline(fun: Callable[..., Any], *args: Any, measure: bool = False) -> Pipe
     division = divide(trace(fun, *args)[0])
     seconds = {}
     if measure:
-        reads = _Reads.without_gradient(division)
+        reads = Reads.without_gradient(division)
         found = reads.run(jax.tree.leaves(args))
-        seconds = _measure(division, reads.values(found), has_gradient=False)
+        seconds = measure_parts(division, reads.values(found), has_gradient=False)
     return _assemble(division, fun, args, seconds, {})
 
 
@@ -455,9 +266,9 @@ def gradient_flow(fun: Callable[..., Any], *args: Any, measure: bool = False) ->
     program = trace(fun, *args)[0]
     _check_scalar(program)
     division = divide(program)
-    reads = _Reads.with_gradient(division)
+    reads = Reads.with_gradient(division)
     found = reads.run(flat)
-    seconds = _measure(division, reads.values(found), has_gradient=True) if measure else {}
+    seconds = measure_parts(division, reads.values(found), has_gradient=True) if measure else {}
     return _assemble(division, fun, args, seconds, found)
 
 
@@ -471,67 +282,6 @@ def _check_scalar(program: ClosedJaxpr) -> None:
         "view.gradient_flow(lambda x: jnp.sum(fun(x)), x).",
         code="not_scalar",
     )
-
-
-Place = tuple[Var, int | str]
-"""A variable of the whole program, and the part that reads it, or `"result"`."""
-Found = Mapping[Place, Mapping[str, Any]]
-"""`primal` and perhaps `cotangent` of a variable where it is read."""
-
-_TAG = "chainrule.view"
-
-
-class _Reads:
-    """The function of a division with every array sown where a part reads it."""
-
-    def __init__(self, division: Division, has_gradient: bool) -> None:
-        self._division = division
-        self._has_gradient = has_gradient
-        inner = [section.program.jaxpr for section in division.sections]
-        made = {*division.program.jaxpr.invars, *(v for jaxpr in inner for v in jaxpr.outvars)}
-        results = [v for v in division.program.jaxpr.outvars if not isinstance(v, Constant)]
-        places = [(var, k) for k, jaxpr in enumerate(inner) for var in jaxpr.invars]
-        reads: list[Place] = [*places, *((v, RESULT) for v in results if v in made)]
-        self._names = {place: str(k) for k, place in enumerate(dict.fromkeys(reads))}
-
-    @classmethod
-    def with_gradient(cls, division: Division) -> _Reads:
-        return cls(division, has_gradient=True)
-
-    @classmethod
-    def without_gradient(cls, division: Division) -> _Reads:
-        return cls(division, has_gradient=False)
-
-    def run(self, operands: Sequence[Any]) -> dict[Place, Mapping[str, Any]]:
-        """What is read at every place, and what comes back there."""
-        arrays = [jnp.asarray(operand) for operand in operands]
-        floats = [k for k, a in enumerate(arrays) if jnp.issubdtype(a.dtype, jnp.inexact)]
-        is_read = any(target == RESULT for _, target in self._names)  # the result may be a constant
-        has_gradient = self._has_gradient and is_read and bool(floats)
-
-        def of_floats(chosen: Sequence[Any]) -> Any:
-            every = dict(enumerate(arrays)) | dict(zip(floats, chosen, strict=True))
-            results = self._evaluate(list(every.values()))
-            return results[0] if has_gradient else results
-
-        function = jax.grad(of_floats) if has_gradient else of_floats
-        _, found = save_intermediates(function, tag=_TAG)([arrays[k] for k in floats])
-        return {place: found[name] for place, name in self._names.items() if name in found}
-
-    def _evaluate(self, operands: Sequence[Any]) -> list[Any]:
-        values = dict(zip(self._division.program.jaxpr.invars, operands, strict=True))
-        for number, section in enumerate(self._division.sections):
-            inner = section.program.jaxpr
-            given = [self._sown(values, var, number) for var in inner.invars]
-            values.update(zip(inner.outvars, evaluate(section.program, given), strict=True))
-        return [self._sown(values, var, target) for var, target in self._names if target == RESULT]
-
-    def _sown(self, values: Mapping[Var, Any], var: Var, target: int | str) -> Any:
-        return sow(values[var], self._names[var, target], tag=_TAG)
-
-    def values(self, found: Found) -> dict[Var, Any]:
-        """Variable → value."""
-        return {var: entry["primal"] for (var, _), entry in found.items()}
 
 
 def _assemble(
@@ -588,17 +338,11 @@ def _describe_jax(equations: Sequence[JaxprEqn]) -> tuple[str, str]:
 
 def _describe_call(eqn: JaxprEqn, section: Section) -> tuple[str, str]:
     """What is called, and for what; the loop or branch around it, if it is in one."""
-    named = dict.fromkeys(_called(call) for call in section.calls)
+    named = dict.fromkeys(called(call) for call in section.calls)
     names = ", ".join(dict.fromkeys(name for name, _ in named))
     asked = ", ".join(dict.fromkeys(request for _, request in named))
     is_inside = eqn not in section.calls
     return names, f"{asked} in {eqn.primitive.name}" if is_inside else asked
-
-
-def _called(eqn: JaxprEqn) -> tuple[str, str]:
-    call = outside_call_of(eqn)
-    assert call is not None
-    return call.name or function_of(eqn) or "callback", call.request
 
 
 def _links(
@@ -648,7 +392,9 @@ def _flow_names(division: Division, args: Sequence[Any]) -> dict[Place, str]:
     made = dict(zip(jaxpr.invars, paths, strict=True))
     for section in division.sections:
         made |= dict(_paths_of(section, "results"))
-    places = {(v, RESULT): "" for v in jaxpr.outvars if not isinstance(v, Constant)}
+    places: dict[Place, str] = {
+        (v, RESULT): "" for v in jaxpr.outvars if not isinstance(v, Constant)
+    }
     for number, section in enumerate(division.sections):
         places |= {(var, number): "" for var in section.program.jaxpr.invars}
         read = ((var, path) for var, path in _paths_of(section, "operands"))
@@ -671,67 +417,8 @@ def _paths_of(section: Section, side: Literal["operands", "results"]) -> Iterato
             yield atom, path
 
 
-def _measure(
-    division: Division, values: Mapping[Var, Any], *, has_gradient: bool
-) -> dict[int, dict[str, float]]:
-    """Seconds of every part, forward and, where that is asked for, backward."""
-    return {
-        number: _seconds(section, [values[v] for v in section.program.jaxpr.invars], has_gradient)
-        for number, section in enumerate(division.sections)
-    }
-
-
-def _seconds(section: Section, inputs: Sequence[Any], has_gradient: bool) -> dict[str, float]:
-    is_jax = not section.calls
-    run = jax.jit(section_function(section)) if is_jax else section_function(section)
-    requests = dict.fromkeys(_called(call)[1] for call in section.calls)
-    forward, backward = ("forward", "backward") if is_jax else (", ".join(requests), "vjp")
-    repeats = 3 if is_jax else 1
-    seconds = {forward: _time(run, inputs, repeats)}
-    floats = [k for k, each in enumerate(inputs) if jnp.issubdtype(each.dtype, jnp.inexact)]
-    if not has_gradient or not floats:
-        return seconds
-
-    def of_floats(*chosen: Any) -> list[Any]:
-        every = dict(enumerate(inputs)) | dict(zip(floats, chosen, strict=True))
-        outputs = run(*every.values())
-        return [each for each in outputs if jnp.issubdtype(each.dtype, jnp.inexact)]
-
-    outputs, pull = jax.vjp(of_floats, *(inputs[k] for k in floats))
-    pull_back = jax.jit(pull) if is_jax else pull
-    return seconds | {backward: _time(pull_back, [[jnp.ones_like(y) for y in outputs]], repeats)}
-
-
-def section_function(section: Section) -> Callable[..., list[Any]]:
-    """A part as a function of its inputs."""
-    return lambda *flat: evaluate(section.program, flat)
-
-
-def _time(run: Callable[..., Any], inputs: Sequence[Any], repeats: int) -> float:
-    jax.block_until_ready(run(*inputs))
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(run(*inputs))
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def _bytes(variables: Sequence[Any]) -> int:
     return sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in variables)
-
-
-def _short(number: float) -> str:
-    """Three digits and a prefix: `1.23 k`, `45 µ`."""
-    if number == 0:
-        return "0 "
-    exponent = max(-3, min(4, math.floor(math.log10(abs(number)) / 3)))
-    prefix = {-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T"}[exponent]
-    return f"{number / 1000.0**exponent:.3g} {prefix}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
 
 
 def _program_text(program: ClosedJaxpr) -> str:
@@ -739,121 +426,3 @@ def _program_text(program: ClosedJaxpr) -> str:
     lines = plain_text(program.jaxpr).splitlines()
     hidden = len(lines) - _MOST_LINES
     return "\n".join(lines[:_MOST_LINES] + ([f"… {hidden} more lines"] if hidden > 0 else []))
-
-
-class _Scale:
-    """Norms as one of five steps, by their logarithms."""
-
-    def __init__(self, norms: Sequence[float | None], colours: Sequence[str]) -> None:
-        self._colours = colours
-        exponents = [math.log(norm) for norm in norms if norm and math.isfinite(norm)]
-        self._low, self._high = min(exponents, default=0.0), max(exponents, default=0.0)
-
-    def level(self, norm: float | None) -> int | str | None:
-        """0 to 4; `"odd"` for NaN and infinity, `"zero"`, and `None` for nothing."""
-        if norm is None:
-            return None
-        if not math.isfinite(norm):
-            return "odd"
-        if norm == 0:
-            return "zero"
-        span = self._high - self._low
-        top = len(self._colours) - 1
-        return top // 2 if span < 1e-6 else round(top * (math.log(norm) - self._low) / span)
-
-    def colour(self, norm: float | None) -> str:
-        """Of a line or a cell."""
-        level = self.level(norm)
-        if isinstance(level, int):
-            return self._colours[level]
-        return WRONG if level == "odd" else _PLAIN
-
-    def width(self, norm: float | None) -> float:
-        """Of a line."""
-        level = self.level(norm)
-        if isinstance(level, int):
-            return 1.5 + level
-        return 3.5 if level == "odd" else 1.2
-
-
-@dataclass(frozen=True)
-class _Chip:
-    """What stands on a link."""
-
-    link: Link
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        flows = self.link.flows
-        lines = [_cut(str(flow)) for flow in flows[:2]]
-        if len(flows) > 2:
-            lines.append(f"and {len(flows) - 2} more")
-        norms = (("value", self.link.value_norm), ("cotangent", self.link.cotangent_norm))
-        said = " · ".join(f"{word} {_number(norm)}" for word, norm in norms if norm is not None)
-        return tuple(filter(None, (*lines, said)))
-
-    @property
-    def size(self) -> Point:
-        return max(map(len, self.lines)) * CHARACTER + 14, len(self.lines) * _LINE + 8
-
-    def draw(self, place: Point) -> Iterator[Shape]:
-        x, y = place
-        if self.link.value_norm is not None:
-            yield Rectangle(place, self.size, GROUND, WRONG if self.link.nonfinite else "#d1d5db")
-        top = y - (len(self.lines) - 1) * _LINE / 2
-        colour = WRONG if self.link.nonfinite else FAINT
-        for k, line in enumerate(self.lines):
-            yield Label(line, (x, top + k * _LINE), colour=colour)
-
-
-Routes = Mapping[tuple[Any, Any], tuple[Point, ...]]
-_APART = 34.0
-
-
-def _spread(routes: Routes, boxes: Mapping[Any, Box]) -> Routes:
-    """The routes with ends that stand beside each other where several end at one box."""
-    found = dict(routes)
-    for node, box in boxes.items():
-        for at, toward in ((0, 1), (-1, -2)):  # what leaves the box, and what comes to it
-            here = [edge for edge in routes if edge[at] == node]
-            here.sort(key=lambda edge: found[edge][toward][0])
-            apart = min(_APART, (box.size[0] - 10) / max(1, len(here)))
-            for k, edge in enumerate(here):
-                points = list(found[edge])
-                x, y = points[at]
-                points[at] = x + apart * (k - (len(here) - 1) / 2), y
-                found[edge] = tuple(points)
-    return found
-
-
-def _lines(
-    link: Link,
-    above: tuple[Point, ...],
-    below: tuple[Point, ...],
-    values: _Scale,
-    cotangents: _Scale,
-) -> Iterator[Arrow]:
-    """The value from its source over its chip to its target; the cotangent, beside it, the other way."""
-    value, cotangent = link.value_norm, link.cotangent_norm
-    aside = 0.0 if cotangent is None else 5.0
-    style = values.colour(value), values.width(value), values.level(value) == "zero"
-    yield Arrow(_aside(above, -aside), *style, has_head=False, is_upright=True)
-    yield Arrow(_aside(below, -aside), *style, is_upright=True)
-    if cotangent is not None:
-        style = cotangents.colour(cotangent), cotangents.width(cotangent), cotangents.level(cotangent) == "zero"  # fmt: skip
-        yield Arrow(_aside(below, aside)[::-1], *style, has_head=False, is_upright=True)
-        yield Arrow(_aside(above, aside)[::-1], *style, is_upright=True)
-
-
-def _aside(points: tuple[Point, ...], distance: float) -> tuple[Point, ...]:
-    return tuple((x + distance, y) for x, y in points)
-
-
-_LEGEND_WIDTH = 330.0
-
-
-def _legend() -> Iterator[Shape]:
-    for x, text, colour in ((16.0, "values", _VALUES[3]), (96.0, "cotangents", _COTANGENTS[3])):
-        yield Arrow(((x, 16.0), (x + 22, 16.0)), colour, 3.0)
-        yield Label(text, (x + 30, 16.0), starts_here=True)
-    yield Label("wide and dark: a large norm", (16, 32), starts_here=True, is_faint=True)
