@@ -38,7 +38,7 @@ from typing import Any
 
 import orjson
 
-from chainrule._errors import DefinitionError, InputError, StorageError
+from chainrule._errors import InputError, StorageError, missing_dependency
 from chainrule._files import whole_file, write_whole
 from chainrule._tracing import current_traceparent
 from chainrule._visible import visible
@@ -384,9 +384,8 @@ def _open_client(uri: str) -> Any:
     try:
         from mlflow import MlflowClient
     except ModuleNotFoundError as error:
-        raise DefinitionError(
-            "mlflow_tracking_uri is set, but MLflow is not installed: pip install 'chainrule[mlflow]'.",
-            code="framework_missing",
+        raise missing_dependency(
+            "mlflow_tracking_uri is set, and needs", "mlflow", "'chainrule[mlflow]'"
         ) from error
     return MlflowClient(tracking_uri=uri)
 
