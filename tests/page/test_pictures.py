@@ -128,8 +128,9 @@ def test_pictures_in_a_notebook_are_framed_by_nbconvert(look, tmp_path, folder, 
         notebook.cells.append(nbformat.v4.new_code_cell(name, outputs=[output]))
     exporter = nbconvert.HTMLExporter(template_name="basic")
     body, _ = exporter.from_notebook_node(notebook)
-    text = f'<html lang="en"><title>Notebook</title><link rel="icon" href="data:,"><main><h1>Notebook</h1>{body}</main></html>'
-    (tmp_path / "index.html").write_text(f"<!doctype html>{text}")
+    head = '<title>Notebook</title><link rel="icon" href="data:,">'
+    text = f'<!doctype html><html lang="en">{head}<main><h1>Notebook</h1>{body}</main></html>'
+    (tmp_path / "index.html").write_text(text)
     page = look(folder(tmp_path))
     for title in ("Pipeline", "A run"):
         frame = page.locator(f'iframe[title="{title}"]').first
