@@ -12,6 +12,9 @@ from chainrule.runtime import Array, Differentiable, Float64, Int32
 from chainrule.runtime.derivatives import finite_difference_jacobian
 
 
+framework = "numpy"
+
+
 class Steel(BaseModel):
     kind: Literal["steel"] = "steel"
     grade: Literal["S235", "S355"] = Field("S355", description="Structural grade")
