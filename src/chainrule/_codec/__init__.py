@@ -14,7 +14,7 @@ allocate, files and addresses against `Grants`, nesting and counts against `Limi
     _bodies        all formats: negotiation, writing, reading
 """
 
-from chainrule._codec._arrays import Encoding, decode_array, encode_array, is_encoded_array
+from chainrule._codec._arrays import decode_array, encode_array, is_encoded_array
 from chainrule._codec._binrefs import BinrefArray, BinrefWriter, Grants
 from chainrule._codec._bodies import (
     FORMATS,
@@ -39,7 +39,6 @@ from chainrule._codec._declared import (
 )
 from chainrule._codec._frames import (
     FRAMES_MEDIA_TYPE,
-    Frames,
     decode_frames,
     encode_frames,
 )
@@ -56,8 +55,6 @@ __all__ = [
     "WHY_MASKED",
     "BinrefArray",
     "BinrefWriter",
-    "Encoding",
-    "Frames",
     "Grants",
     "Limits",
     "Negotiated",
