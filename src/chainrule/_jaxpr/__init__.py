@@ -61,7 +61,6 @@ from chainrule._jaxpr._names import (
     name_stack_of,
     permit_effect,
     register_dead_code_rule,
-    replace_equation,
     scan_layout,
     trace_state,
 )
@@ -137,7 +136,6 @@ __all__ = [
     "plain_text",
     "register_dead_code_rule",
     "register_outside_call",
-    "replace_equation",
     "ring",
     "scan_layout",
     "subprograms",
