@@ -118,7 +118,8 @@ def dialect_of(document: Mapping[str, Any]) -> Dialect:
 
 
 # Members of enumerations take long to look up.
-_OK, _UNAVAILABLE = HTTPStatus.OK.value, HTTPStatus.SERVICE_UNAVAILABLE.value
+_OK = HTTPStatus.OK.value
+_TURNED_AWAY = (HTTPStatus.SERVICE_UNAVAILABLE.value, HTTPStatus.TOO_MANY_REQUESTS.value)
 
 _SMALL = 64 << 20  # bytes of parsed text that any answer may take
 _FACTS = (
@@ -169,7 +170,7 @@ class Answer(NamedTuple):
     @property
     def was_turned_away(self) -> bool:
         """Whether the server says that it has done nothing and may do it later."""
-        return self.status == _UNAVAILABLE and self.retry_after_s is not None
+        return self.status in _TURNED_AWAY and self.retry_after_s is not None
 
 
 def read_answer(answer: Answer, limits: Limits = TRUSTING_LIMITS) -> Any:
