@@ -14,7 +14,7 @@ allocate, files and addresses against `Grants`, nesting and counts against `Limi
     _bodies        all formats: negotiation, writing, reading
 """
 
-from chainrule._codec._arrays import decode_array, encode_array, is_encoded_array
+from chainrule._codec._arrays import Encoding, decode_array, encode_array, is_encoded_array
 from chainrule._codec._binrefs import BinrefArray, BinrefWriter, Grants
 from chainrule._codec._bodies import (
     FORMATS,
@@ -55,6 +55,7 @@ __all__ = [
     "WHY_MASKED",
     "BinrefArray",
     "BinrefWriter",
+    "Encoding",
     "Grants",
     "Limits",
     "Negotiated",
