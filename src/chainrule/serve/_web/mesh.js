@@ -178,10 +178,11 @@ class MeshView {
     const { points: { shape: [count, rank], data } } = this.mesh;
     const at = (i, k) => (k < rank ? Number(data[rank * i + k]) : 0);
     const sides = [0, 1, 2].map((k) => statistics(Array.from({ length: count }, (_, i) => at(i, k))));
-    const size = Math.max(...sides.map(({ low, high }) => high - low)) / 2 || 1;
     this.ratio = this.isSolid ? 1.2 : Math.min(3, Math.max(0.8, (sides[0].high - sides[0].low) / (sides[1].high - sides[1].low || 1)));
-    const half = this.isSolid ? size : Math.max((sides[0].high - sides[0].low) / (2 * this.ratio), (sides[1].high - sides[1].low) / 2) || 1;
-    this.points = Array.from({ length: count }, (_, i) => sides.map(({ low, high }, k) => (at(i, k) - (low + high) / 2) / half));
+    const centre = sides.map(({ low, high }) => (low + high) / 2);
+    const radius = () => Array.from({ length: count }, (_, i) => Math.hypot(...centre.map((middle, k) => at(i, k) - middle))).reduce((most, far) => Math.max(most, far), 0);
+    const half = this.isSolid ? radius() || 1 : Math.max((sides[0].high - sides[0].low) / (2 * this.ratio), (sides[1].high - sides[1].low) / 2) || 1;
+    this.points = Array.from({ length: count }, (_, i) => centre.map((middle, k) => (at(i, k) - middle) / half));
     this.position = Float32Array.from(this.triangles.flatMap(([corners]) => corners.flatMap((i) => this.points[i])));
     const lines = this.triangles.length <= MOST_EDGES ? this.triangles : [];
     this.edges = Float32Array.from(lines.flatMap(([corners]) => [0, 1, 1, 2, 2, 0].flatMap((k) => this.points[corners[k]])));
