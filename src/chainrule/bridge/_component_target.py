@@ -349,7 +349,7 @@ def _endpoints_that(component: Any, what: str) -> frozenset[str]:
 
 
 def _derived_endpoints(component: Any) -> frozenset[str]:
-    """The derivatives that the author did not write; of a peer there are none."""
+    """The derivatives that the author did not write; a peer's components report none."""
     capabilities = getattr(component, "capabilities", {})
     names = {kind.endpoint for kind in DERIVATIVES} & capabilities.keys()
     return frozenset(name for name in names if capabilities[name].status == "derived")

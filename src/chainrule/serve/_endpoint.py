@@ -318,7 +318,7 @@ class Intake:
             nbytes: the declared length. Without one what is yielded is told how much has come.
 
         Raises:
-            CallError: there is none now (`memory_busy`); what is yielded raises it too.
+            CallError: all memory is in use (`memory_busy`); what is yielded raises it too.
         """
         taken = 0
 

@@ -99,7 +99,7 @@ def static_file(name: str) -> Response:
     """One of the files that make up a page.
 
     Raises:
-        HTTPException: there is none of that name (404).
+        HTTPException: no file has that name (404).
     """
     content = _web_files().get(name)
     if content is None:

@@ -170,7 +170,7 @@ def file_in(folder: Path) -> Path:
     """The file of a folder that defines its component.
 
     Raises:
-        DefinitionError: there is none (`module_missing`).
+        DefinitionError: no such module (`module_missing`).
     """
     for name in COMPONENT_FILES:
         if (folder / name).is_file():
