@@ -2,6 +2,7 @@
 
 import { formatNumber, statistics } from "./arrays.js";
 import { button, h, newId, svg } from "./dom.js";
+import { markdown } from "./markdown.js";
 
 const MEANINGS = {
   pointwise: "entries of the Jacobian agree with central differences",
@@ -90,13 +91,13 @@ function foundAgainstExpected({ endpoint, entries, summary }) {
   });
   const diagonal = svg("line", { class: "diagonal", x1: EDGE, y1: SIZE - EDGE, x2: FAR, y2: SIZE - FAR });
   const picture = frame(`found against expected, ${endpoint}`, { across: { name: "expected", ends }, up: { name: "found", ends } }, [diagonal, dots]);
-  return h("figure", {}, picture, h("figcaption", { class: "small" }, summary));
+  return h("figure", {}, picture, h("figcaption", { class: "small" }, markdown(summary)));
 }
 
 /** The remainder of a linear step over its length, both by their logarithms, beside lines of order one and two. */
 function taylorPlot({ endpoint, remainders, summary }) {
   const usable = remainders.filter(([, size]) => size > 0);
-  if (usable.length < 2) return h("figure", {}, h("figcaption", { class: "small" }, summary));
+  if (usable.length < 2) return h("figure", {}, h("figcaption", { class: "small" }, markdown(summary)));
   const logs = usable.map((pair) => pair.map(Math.log10));
   const steps = statistics(logs.map(([step]) => step));
   const [lastStep, lastSize] = logs.reduce((most, pair) => (pair[0] > most[0] ? pair : most));
@@ -112,7 +113,7 @@ function taylorPlot({ endpoint, remainders, summary }) {
   const marks = [line(along(1), "diagonal"), line(along(2), "diagonal"), named, line(logs, "curve"), logs.map(([step, size]) => svg("circle", { class: "dot", cx: x(step), cy: y(size), r: 3 }))];
   const ends = ({ low, high }) => [low, high].map((power) => formatNumber(10 ** power, 2));
   const picture = frame(`remainder over the step, ${endpoint}`, { across: { name: "step", ends: ends(steps) }, up: { name: "remainder", ends: ends(sizes) } }, marks);
-  return h("figure", {}, picture, h("figcaption", { class: "small" }, summary));
+  return h("figure", {}, picture, h("figcaption", { class: "small" }, markdown(summary)));
 }
 
 function checkTable({ checks }) {
@@ -122,7 +123,7 @@ function checkTable({ checks }) {
       h("td", { title: MEANINGS[check.test] }, check.test),
       h("td", { class: check.passed ? "good" : "bad" }, check.passed ? "passed" : "FAILED"),
       h("td", { class: "number" }, String(check.count)),
-      h("td", {}, check.summary, check.mismatches.length ? h("ul", { class: "mismatches" }, check.mismatches.map((line) => h("li", {}, line))) : null)),
+      h("td", { class: "prose" }, markdown(check.summary), check.mismatches.length ? h("ul", { class: "mismatches" }, check.mismatches.map((line) => h("li", {}, line))) : null)),
   );
   const head = ["endpoint", "test", "result", "values", "what was found"].map((title) => h("th", { scope: "col" }, title));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "checks" }, h("table", { class: "lines" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows)));

@@ -66,18 +66,18 @@ function trianglesOf({ points, cells }) {
 }
 
 const VERTEX = `#version 300 es
-in vec3 position; in vec3 colour; uniform mat3 turn; uniform float zoom; uniform vec2 shift; uniform float aspect;
+in vec3 position; in vec3 colour; uniform mat3 turn; uniform float zoom; uniform vec2 shift; uniform float aspect; uniform float lift;
 out vec3 shade; out vec3 place;
 void main() {
   place = turn * position; shade = colour;
-  gl_Position = vec4((place.xy * zoom + shift) * vec2(1.0 / aspect, 1.0), -place.z * 0.2, 1.0);
+  gl_Position = vec4((place.xy * zoom + shift) * vec2(1.0 / aspect, 1.0), -place.z * 0.2 - lift, 1.0);
 }`;
 const FRAGMENT = `#version 300 es
 precision highp float;
 in vec3 shade; in vec3 place; uniform float dim; out vec4 result;
 void main() {
-  vec3 normal = normalize(cross(dFdx(place), dFdy(place)));
-  result = vec4(shade * mix(1.0, 0.55 + 0.45 * abs(normal.z), dim), 1.0);
+  float light = dim > 0.0 ? 0.55 + 0.45 * abs(normalize(cross(dFdx(place), dFdy(place))).z) : 1.0;
+  result = vec4(shade * light, 1.0);
 }`;
 
 /** The one context of the page, with its program; null where the browser has no WebGL. */
@@ -120,11 +120,11 @@ class Painter {
     gl.uniform2f(this.#place("shift"), ...camera.shift);
     gl.uniform1f(this.#place("aspect"), canvas.width / canvas.height);
     gl.uniform1f(this.#place("dim"), isSolid ? 1 : 0);
-    gl.enable(gl.POLYGON_OFFSET_FILL);
-    gl.polygonOffset(1, 1);
+    gl.uniform1f(this.#place("lift"), 0);
     this.#triangles(position, colour, gl.TRIANGLES);
     if (edges) {
       gl.uniform1f(this.#place("dim"), 0);
+      gl.uniform1f(this.#place("lift"), 1e-3); // edges lie in their triangles, and are drawn in front of them
       this.#triangles(edges, Float32Array.from(edges, (_, i) => edgeColour[i % 3]), gl.LINES);
     }
     const context = canvas.getContext("2d");
