@@ -12,10 +12,14 @@ ReplicaLostError     a replica died, so a call gets no answer
 Server               a server's status and its jobs
 SubprocessTransport  the transport to a process of its own
 Supervisor           threads that start the replicas of a pool again
+bad_requirements     what to raise about a file of requirements
 compare_interfaces   what a newer interface of a component changes for callers
 fingerprint          a digest of nested data
+project_dependencies  the dependencies in a pyproject.toml
 read_answer          the result that an answer carries, or the exception that it stands for
 read_interface       the fields of one side of an interface, by path
+read_toml            the content of a TOML file
+requirements_file    the file that says what a component needs
 """
 
 from chainrule.client._bodies import Answer, read_answer
@@ -24,6 +28,12 @@ from chainrule.client._compatibility import (
     InterfaceField,
     compare_interfaces,
     read_interface,
+)
+from chainrule.client._environment import (
+    bad_requirements,
+    project_dependencies,
+    read_toml,
+    requirements_file,
 )
 from chainrule.client._http import HttpTransport
 from chainrule.client._pool import (
@@ -51,8 +61,12 @@ __all__ = [
     "Server",
     "SubprocessTransport",
     "Supervisor",
+    "bad_requirements",
     "compare_interfaces",
     "fingerprint",
+    "project_dependencies",
     "read_answer",
     "read_interface",
+    "read_toml",
+    "requirements_file",
 ]

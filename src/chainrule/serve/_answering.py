@@ -143,7 +143,7 @@ class Answerer:
     def _encoded(self, call: Call, result: Any, run: Run | None = None) -> Reply:
         form, run = self._form(call), run or Run(self._config)
         pieces = encode_result(result, form, self._config, lambda: run.folder.name)
-        return Reply(200, form.media_type, pieces)
+        return Reply(200, form.media_type, pieces, reuse=dict(run.reuse))
 
     def _reply(self, call: Call) -> Reply:
         try:
@@ -203,7 +203,9 @@ class Answerer:
         compute = partial(
             self.component.call, endpoint, payload, run=run, copy_results=self._copy_results
         )
-        return compute() if self._cache is None else self._cache.result(endpoint, payload, compute)
+        if self._cache is None:
+            return compute()
+        return self._cache.result(endpoint, payload, compute, run)
 
     def _test(self, payload: Mapping[str, Any]) -> dict[str, str]:
         """Run a regression test that the caller sends; only there when debugging."""
@@ -295,12 +297,13 @@ class ResultCache:
         wanted = component.config.cache
         return cls(component) if component.name in wanted or "*" in wanted else None
 
-    def result(self, endpoint: str, payload: Any, compute: Callable[[], Any]) -> Any:
+    def result(self, endpoint: str, payload: Any, compute: Callable[[], Any], run: Run) -> Any:
         """The result of a request, from here or computed. Failures are not kept."""
         name = content_name(self._hash, endpoint, payload)
         if name is None:
             return compute()
         content = self._memory.get(name) if self._folder is None else self._folder.read(name)
+        run.reuse["results_hit" if content is not None else "results_miss"] += 1
         if content is not None:
             return decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
         result = compute()

@@ -183,6 +183,7 @@ class Definition:
         cheap: whether a run with the defaults may begin without being asked for, as on the page of a server.
         plot: the author's own plots of a result (see `_plots`).
         place: the GPU on which the author's functions compute, if it is one (see `_devices`).
+        framework: what the author's functions are written in, for people; `None` when it is not known.
     """
 
     name: str
@@ -202,6 +203,7 @@ class Definition:
     cheap: bool = False
     plot: Callable[[Any, Any], Any] | None = None
     place: Place | None = None
+    framework: str | None = None
 
     def __post_init__(self) -> None:
         problem = problem_of_prices(self.prices)

@@ -41,7 +41,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from chainrule._describe import describe_value
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
-from chainrule._errors import ComponentError, DefinitionError
+from chainrule._errors import ComponentError, DefinitionError, missing_dependency
 from chainrule._sparsity import is_block
 from chainrule.runtime._component._definition import (
     Batching,
@@ -172,6 +172,7 @@ def component(
             cheap=cheap,
             plot=plot,
             place=place,
+            framework=chosen,
         )
         return LocalComponent(definition, config)
 
@@ -505,10 +506,8 @@ def _recipes(framework: str) -> Any:
     try:
         return importlib.import_module(f"chainrule.runtime.{framework}_recipes")
     except ModuleNotFoundError as error:
-        raise DefinitionError(
-            f"framework={framework!r} needs the package {error.name!r}: "
-            f"pip install 'chainrule[{framework}]'.",
-            code="framework_missing",
+        raise missing_dependency(
+            f"framework={framework!r} needs", error.name, f"'chainrule[{framework}]'"
         ) from error
 
 

@@ -129,6 +129,11 @@ class LocalComponent(EndpointMethods):
         return self.config.description or self._definition.description
 
     @property
+    def framework(self) -> str | None:
+        """What the author's functions are written in; `None` when it is not known."""
+        return self._definition.framework
+
+    @property
     def content_hash(self) -> str:
         """Hash of the component's code; equal hashes compute equal results."""
         return self._definition.content_hash
