@@ -144,8 +144,12 @@ def test_optimise_check_and_link(look, url):
     panel = open_tab(page, "Gradient check")
     panel.get_by_role("button", name="Check gradients").click()
     panel.locator(".verdict").wait_for()
-    assert panel.get_by_role("img", name="found against expected, jacobian", exact=True).is_visible()
-    assert panel.get_by_role("img", name="remainder over the step, jacobian", exact=True).is_visible()
+    assert panel.get_by_role(
+        "img", name="found against expected, jacobian", exact=True
+    ).is_visible()
+    assert panel.get_by_role(
+        "img", name="remainder over the step, jacobian", exact=True
+    ).is_visible()
 
     value = found.input_value()
     page.get_by_role("button", name="Copy link").click()
