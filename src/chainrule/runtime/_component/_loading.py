@@ -40,6 +40,7 @@ from chainrule.runtime._component._isolation import (
     without_package,
 )
 from chainrule.runtime._component._local import LocalComponent, double_precision, is_narrow
+from chainrule.runtime._component._plots import plot_of
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import Run, activate
 
@@ -316,6 +317,8 @@ def _define_module(module: Any, **facts: Any) -> Definition:
         merge_up_to=getattr(module, "merge_up_to", 0),
         prices=_declared_prices(module),
         sparsity=_declared_sparsity(module),
+        cheap=getattr(module, "cheap", False) is True,
+        plot=plot_of(module),
         place=place,
         framework=_declared_framework(module, jax_function is not None),
         **facts,

@@ -66,6 +66,7 @@ def openapi_document(component: LocalComponent, schemas: Schemas) -> Json:
         "x-batching": component.batching,
         **({"x-framework": component.framework} if component.framework else {}),
         **({"x-device": component.device} if component.place is not None else {}),
+        **({"x-cheap": True} if component.cheap else {}),
         **({"x-prices": dict(component.prices)} if component.prices else {}),
         **({"x-sparsity": component.sparsity} if component.sparsity else {}),
         "paths": {f"/{name}": _path(name) for name in _ordered(endpoints)},
