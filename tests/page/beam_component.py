@@ -11,7 +11,6 @@ from pydantic import BaseModel, Field
 from chainrule.runtime import Array, Differentiable, Float64, Int32
 from chainrule.runtime.derivatives import finite_difference_jacobian
 
-
 framework = "numpy"
 
 
