@@ -4,10 +4,10 @@
                                  path, which a caller gives as `InputPath`
     GET  /files?path=report.pdf  a file below `output_path`, which a result names as `OutputPath`
 
-The type of an upload is `application/octet-stream`. Browsers ask a server before they send that from a page
-of another site, so such a page cannot write files here. Names are cut to letters, digits, dots and dashes, and
-a random number in front makes each a file of its own: nothing is overwritten. All uploads together stay within
-what the operator allows. A file is there when it is whole.
+The type of an upload is `application/octet-stream`. Browsers ask a server before they send that from a
+page of another site, so such a page cannot write files here. Names are cut to letters, digits, dots and
+dashes; a random number in front makes each a file of its own: nothing is overwritten. All uploads together
+stay within what the operator allows. A file is there when it is whole.
 """
 
 from __future__ import annotations
