@@ -48,7 +48,8 @@ def test_a_link_of_a_graph_shows_its_fields(look, tmp_path, flow, width, scheme)
     page = look(flow.save(tmp_path / "flow.html").as_uri(), width, scheme)
     assert is_within(page)
     served = page.locator("[data-name]", has_text="http://127.0.0.1")
-    assert "vjp" in served.text_content()
+    assert "apply · NumPy" in served.text_content()
+    assert ", vjp " in served.text_content()
     details = page.get_by_label("details")
     is_narrow = page.get_by_role("button", name="matrix").get_attribute("aria-pressed") == "true"
     assert is_narrow == (width == 390)  # two programs beside each other do not fit there
