@@ -64,6 +64,9 @@ class Run:
         is_flat: put files directly into `output_path`, as the command line does, instead of a folder
             per run.
 
+    Attributes:
+        reuse: how often something kept from earlier calls was there (`results_hit`, `residuals_miss`, …).
+
     Raises:
         InputError: the id is not of the safe form (`bad_run_id`).
     """
@@ -75,6 +78,7 @@ class Run:
         self._given_id = None if run_id is None else self.check_id(run_id)
         self._is_flat = is_flat
         self._log: LocalLog | MlflowLog | None = None
+        self.reuse: Counter[str] = Counter()
 
     @staticmethod
     def current() -> Run | None:
@@ -144,6 +148,18 @@ def _new_folder(root: Path, name: str) -> Path:
         except FileExistsError:
             count += 1
             folder = root / f"{name}.{count}"
+
+
+def count_reuse(kind: str, *, found: bool) -> None:
+    """Count, for the run under way, whether something that may be kept from earlier calls was there.
+
+    Args:
+        kind: `results` or `residuals`.
+        found: whether it was.
+    """
+    run = current_run.get()
+    if run is not None:
+        run.reuse[f"{kind}_{'hit' if found else 'miss'}"] += 1
 
 
 @contextmanager

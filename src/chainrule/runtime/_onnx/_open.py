@@ -77,6 +77,7 @@ def from_onnx(
         function=implementations["apply"].function,
         content_hash=hash_files([("onnx", path)]),
         jax_function=traceable,
+        framework="onnx",
     )
     return LocalComponent(definition, config)
 
