@@ -238,7 +238,7 @@ class BatchNorm(Module):
         self.bias = LayerParam(jnp.zeros(channels, dtype)) if affine else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        affine = [] if self.weight is None else [self.weight.get(), self.bias.get()]
+        affine = [part.get() for part in (self.weight, self.bias) if part is not None]
         dtype = jnp.result_type(x, *affine)
         x = x.astype(jnp.promote_types(dtype, self.mean.dtype))
         mean, var = self._running() if self.inference.get() else self._follow(x)
