@@ -28,7 +28,7 @@ log="$(mktemp)"
     timeout 300 apt-get install -y -qq --no-install-recommends "${packages[@]}"
     timeout 200 apt-get install -y -qq --no-install-recommends "${more[@]}"
 } </dev/null >"$log" 2>&1 || {
-    echo "system packages are not to be had here; tests that need them are skipped:"
+    echo "system packages are not available here; tests that need them are skipped:"
     tail -n 3 "$log"
 }
 rm -f "$log"

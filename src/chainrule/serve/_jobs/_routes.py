@@ -265,7 +265,7 @@ def _filters(request: Request) -> tuple[Any, int]:
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError:  # there is none, or it is damaged: a job without a log
+    except OSError:  # missing or damaged: a job without a log
         return b""
 
 
