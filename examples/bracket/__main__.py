@@ -23,7 +23,7 @@ def square(columns, rows):
     a, b, c, d = number[:-1, :-1], number[1:, :-1], number[1:, 1:], number[:-1, 1:]
     cells = np.stack([a, b, c, d], axis=-1).reshape(-1, 4)
     x, y = s.ravel()[cells].mean(axis=1), t.ravel()[cells].mean(axis=1)
-    cells = cells[~((0.2 < x) & (x < 0.8) & (np.abs(y - 0.5) < 1 / 6))]
+    cells = cells[~((x > 0.2) & (x < 0.8) & (np.abs(y - 0.5) < 1 / 6))]
     used, cells = np.unique(cells, return_inverse=True)
     cells = cells.reshape(-1, 4)
     lattice = np.stack([s.ravel(), t.ravel()], axis=1)[used]
@@ -59,14 +59,14 @@ def main():
             found = chainrule.minimize(
                 work, start,
                 bounds={"outer": (0.04, 0.5), "hole": (0.02, 0.45)},
-                constraints=[(area, Bounds(le=0.7)), (thinnest_leg, Bounds(ge=0.04))],
-                callback=record.callback, options={"maxiter": 5 if small else 60},
+                constraints=[(area, Bounds(le=float(area(start)))), (thinnest_leg, Bounds(ge=0.04))],
+                callback=record.callback, options={"maxiter": 8 if small else 60},
             )  # fmt: skip
         record.save(folder / "bracket.html")
         shapes = {"before": bracket(start), "after": bracket(found.x)}
     for name, (_, result) in shapes.items():
-        work_done, peak = float(result["compliance"]), float(result["stress"].max()) / 1e6
-        print(f"{name:7} work {work_done:6.2f} J/m, area {float(result['area']):.3f} m², "
+        work_done, peak = float(result["compliance"]) / 1e3, float(result["stress"].max()) / 1e6
+        print(f"{name:7} work {work_done:4.1f} kJ/m, area {float(result['area']):.3f} m², "
               f"highest stress {peak:4.0f} MPa")  # fmt: skip
     draw(shapes, folder / "bracket.png")
     print(f"Wrote {folder / 'bracket.png'} and {folder / 'bracket.html'}")
@@ -82,7 +82,7 @@ def draw(shapes, path):
         )  # fmt: skip
         panel.set(title=name, aspect="equal", xlabel="m")
     figure.colorbar(picture, ax=panels, label="von Mises stress, MPa")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

@@ -57,9 +57,9 @@ class _Plate:
     def slopes(self, of_compliance, of_area):
         """How a weighted sum of compliance and area changes as the points move.
 
-        With K u = f and a load f that moves along with its points, the work c = fᵀu has dc = -uᵀ dK u. Points that move
-        with the velocity V change integrals of a strain energy by ∫ (e div V - 2 σ : (∇u ∇V)): the first
-        term is the area that grows, the second the gradients that become flatter.
+        With K u = f and a load f that moves along with its points, the work c = fᵀu has dc = -uᵀ dK u.
+        Points that move with the velocity V change the integral of a strain energy e by
+        ∫ (e div V - 2 σ : (∇u ∇V)): the area grows, and the gradients become flatter.
         """
         u = self.basis.interpolate(self.displacement)
 

@@ -106,7 +106,9 @@ def draw(truth, runs, path):
     for (name, u), color in zip(runs.items(), ("tab:red", "tab:blue"), strict=True):
         panels[0].plot(x, u[middle, 0], ".-", color=color, label=name)
         panels[1].plot(
-            DT * np.arange(1, len(u) + 1), np.sqrt(np.mean((u - truth) ** 2, axis=(1, 2))), color=color
+            DT * np.arange(1, len(u) + 1),
+            np.sqrt(np.mean((u - truth) ** 2, axis=(1, 2))),
+            color=color,
         )
     panels[0].set(xlabel="x", ylabel="velocity", title=f"One flow at time {DT * middle:.2g}")
     panels[0].legend()

@@ -1,8 +1,8 @@
 """A small convolutional network in torch: the stress of what a coarse grid does not resolve."""
 
 import torch
-import torch.nn.functional as F
 from pydantic import BaseModel
+from torch.nn import functional
 
 from chainrule import component
 from chainrule.runtime import Array, Differentiable, Float64
@@ -23,6 +23,8 @@ def stress(u: Differentiable[Rows], weights: Weights) -> Differentiable[Rows]:
     """A viscosity that depends on the four cells around a face, times the difference there."""
     difference = torch.roll(u, -1, dims=-1) - u
     around = torch.stack([u - u.mean(-1, keepdim=True), difference], dim=1)
-    hidden = F.conv1d(F.pad(around, (1, 2), mode="circular"), weights.first, weights.bias)
-    viscosity = F.softplus(F.conv1d(torch.tanh(hidden), weights.second)[:, 0] - 2)
+    hidden = functional.conv1d(
+        functional.pad(around, (1, 2), mode="circular"), weights.first, weights.bias
+    )
+    viscosity = functional.softplus(functional.conv1d(torch.tanh(hidden), weights.second)[:, 0] - 2)
     return viscosity * difference

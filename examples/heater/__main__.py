@@ -62,7 +62,9 @@ def main():
             for name, design in designs.items()
         }
     for name, (_, t) in plates.items():
-        print(f"{name:7} {t.min():.0f} to {t.max():.0f} K above the room, spread {t.std() / t.mean():.1%}")
+        print(
+            f"{name:7} {t.min():.0f} to {t.max():.0f} K above the room, spread {t.std() / t.mean():.1%}"
+        )
     draw(plates, folder / "heater.png")
     print(f"Wrote {folder / 'heater.png'} and {folder / 'heater.html'}")
 
@@ -73,9 +75,7 @@ def draw(plates, path):
         images = [np.asarray(plate[which]) for plate in plates.values()]
         low, high = min(i.min() for i in images), max(i.max() for i in images)
         for panel, image, name in zip(row, images, plates, strict=True):
-            picture = panel.imshow(
-                image, vmin=low, vmax=high, cmap=("viridis", "inferno")[which]
-            )
+            picture = panel.imshow(image, vmin=low, vmax=high, cmap=("viridis", "inferno")[which])
             panel.set(xticks=[], yticks=[], title=name)
         figure.colorbar(picture, ax=row, label=title)
     figure.savefig(path, dpi=150)

@@ -1,7 +1,6 @@
 """Heat of the current through a plate whose conductivity falls as it becomes hotter."""
 
 import network
-import numpy as np
 import scipy.sparse as sp
 from pydantic import BaseModel, Field
 from scipy.sparse.linalg import splu
@@ -45,7 +44,7 @@ def apply(inputs: InputSchema) -> OutputSchema:
 
 
 def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
-    """The power g d² has the cotangent w: directly by g it gives w d², and by d, with A λ = Dᵀ (2 w g d), -d Dλ."""
+    """The power g d² has the cotangent w. By g it gives w d², and by d, with A λ = Dᵀ (2 w g d), -d Dλ."""
     plate = _Solved(inputs)
     w = plate.means @ cotangent_vector["heat"].ravel()
     adjoint = plate.solver.solve(plate.d_matrix.T @ (2 * w * plate.g * plate.d))

@@ -1,7 +1,7 @@
 """Currents between the cells of a plate, of charge or of heat: what both programs of the heater share.
 
-Every face carries a current g (Dφ + e): D takes differences between the cells of a face, e is what an electrode
-adds, and g is the conductance, the mean of that of the cells beside the face.
+Every face carries a current g (Dφ + e). D takes differences between the cells of a face, e is what an
+electrode adds, and g is the conductance, the mean of that of the cells beside the face.
 """
 
 import numpy as np

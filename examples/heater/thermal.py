@@ -37,7 +37,11 @@ def _solved(inputs):
     screw = losses[2 * shape[0] // 3 :, 5 * shape[1] // 8 : 3 * shape[1] // 4]
     screw += TO_HOLDER / screw.size
     g = ACROSS * (means @ inputs.thickness.ravel())
-    return d_matrix, means, splu((d_matrix.T @ sp.diags(g) @ d_matrix + sp.diags(losses.ravel())).tocsc())
+    return (
+        d_matrix,
+        means,
+        splu((d_matrix.T @ sp.diags(g) @ d_matrix + sp.diags(losses.ravel())).tocsc()),
+    )
 
 
 def apply(inputs: InputSchema) -> OutputSchema:

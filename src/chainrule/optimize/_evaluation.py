@@ -232,9 +232,10 @@ class Evaluation:
         if self._checkpoint is not None and now - self._written > _PAUSE_S:
             write_checkpoint(self._checkpoint, self.variables, self.best, self.history)
             self._written = now
-        if self._callback is not None:
-            if self._callback(replace(step, x=self.variables.tree(x))) is True:
-                raise StoppedError("the callback ended the run")
+        if self._callback is None:
+            return
+        if self._callback(replace(step, x=self.variables.tree(x))) is True:
+            raise StoppedError("the callback ended the run")
 
 
 def _as_numpy(part: Any) -> Any:
