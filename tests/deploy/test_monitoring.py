@@ -207,7 +207,11 @@ def test_a_real_prometheus_fills_the_dashboard(tmp_path):
         )
         component = Component.from_url(url, token="a-token-of-enough-letters")
         panels = {panel["title"]: panel["targets"] for panel in dashboard()["panels"]}
-        for title in ("Errors", "Jobs"):  # a healthy server without jobs has none
+        for title in (
+            "Errors",
+            "Jobs",
+            "Found in stores",
+        ):  # a healthy server without jobs and stores
             del panels[title]
         waiting = {target["expr"] for targets in panels.values() for target in targets}
         for _ in range(400):

@@ -45,7 +45,6 @@ from chainrule._codec._declared import (
 )
 from chainrule._codec._frames import (
     FRAMES_MEDIA_TYPE,
-    Frames,
     decode_frames,
     encode_frames,
 )
@@ -63,7 +62,6 @@ __all__ = [
     "BinrefArray",
     "BinrefWriter",
     "Encoding",
-    "Frames",
     "Grants",
     "Limits",
     "Negotiated",

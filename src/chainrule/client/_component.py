@@ -360,6 +360,11 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         return self.openapi_schema.get("x-batching")
 
     @property
+    def framework(self) -> str | None:
+        """What the author's functions are written in; `None` when it is not known."""
+        return self.openapi_schema.get("x-framework")
+
+    @property
     def prices(self) -> Mapping[str, float]:
         """What the author says that calls cost."""
         return self.openapi_schema.get("x-prices", {})

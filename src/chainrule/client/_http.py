@@ -109,7 +109,7 @@ class HttpTransport(Transport):
         self._idempotent = idempotent
         self._headers = {"Host": str(origin)}
         scheme = "http" if origin.tls is None else "https"
-        self.place = f"{scheme}://{origin}{self._base}"
+        self._url = self.place = f"{scheme}://{origin}{self._base}"
         self._share_memory = share_memory
         # Lock order: `_agreement`, then `_lock`, then the locks of the connection pool and the shared memory,
         # which are held for a few instructions only. The first two are held while the server is asked.
@@ -121,7 +121,7 @@ class HttpTransport(Transport):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A handle that is sent to another process opens connections of its own there.
-        return partial(HttpTransport, **self._settings), (self.place,)
+        return partial(HttpTransport, **self._settings), (self._url,)
 
     @property
     def known_document(self) -> dict[str, Any] | None:

@@ -57,6 +57,17 @@ def exposition(server: Server, jobs: Mapping[str, int]) -> str:
     for name, help, value in _GAUGES:
         samples = [("", {"component": c}, value(service)) for c, service in named]
         lines += _family(name, "gauge", help, samples)
+    for kind, help in _REUSE.items():
+        reuse = [
+            (
+                "_total",
+                {"component": name, "outcome": outcome},
+                s.pool.metrics.reuse[f"{kind}_{outcome}"],
+            )
+            for name, s in named
+            for outcome in ("hit", "miss")
+        ]
+        lines += _family(f"{kind}_reuse", "counter", help, reuse)
     restarts = [
         ("_total", {"component": name, "worker": worker.id}, worker.restarts)
         for name, service in named
@@ -129,6 +140,12 @@ _GAUGES: tuple[Any, ...] = (
     ("workers", "Workers that are up.", lambda s: s.pool.alive),
     ("ready", "1 if the component answers calls.", lambda s: int(s.pool.is_ready)),
 )
+
+
+_REUSE = {
+    "results": "Requests whose result may be kept (--cache), by whether it was.",
+    "residuals": "Derivatives that look for what a forward pass has left, by whether it was there.",
+}
 
 
 def _requests(named: Iterable[tuple[str, Service]]) -> Iterator[Sample]:

@@ -120,6 +120,12 @@ class ServeOptions:
         "Hold at most this much of the bodies of all calls under way; further callers get 503.",
         at_least=1,
     )
+    max_upload_bytes: int = _option(
+        _ADDRESS,
+        0,
+        "Let callers upload files into input_path, this much in all, and download files from output_path.",
+        at_least=0,
+    )
     token_file: Path | None = _option(
         _ADDRESS, None, "Require the bearer token in this file.", unset="no token"
     )

@@ -71,6 +71,15 @@ _PANELS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             for name in ("received", "sent")
         },
     ),
+    "Found in stores": (
+        "percentunit",
+        {
+            f"{{{{component}}}} {kind}": "sum by (component) "
+            f'(rate(chainrule_{kind}_reuse_total{{@,outcome="hit"}}[$__rate_interval])) / '
+            f"(sum by (component) (rate(chainrule_{kind}_reuse_total{{@}}[$__rate_interval])) > 0)"
+            for kind in ("results", "residuals")
+        },
+    ),
     "Requests by token": (
         "reqps",
         {

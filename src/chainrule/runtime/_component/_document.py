@@ -15,6 +15,7 @@ from chainrule._codec import decode_tree
 from chainrule._device import own_copy
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, Side
 from chainrule._paths import add_segment, join_path, path_to_pattern, split_path
+from chainrule._tables import html_table
 from chainrule._trees import expand_pattern, get_at_path
 from chainrule.runtime._component._definition import Capability, Cost
 from chainrule.runtime._schema import ArraySpec, Bounds
@@ -60,12 +61,7 @@ class Field:
     def table(fields: Sequence[Field]) -> str:
         """Fields of a schema as a table in HTML."""
         names = ("path", "type", "∂", "default", "description")
-        head = "".join(f"<th scope='col'>{name}</th>" for name in names)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(field)) + "</tr>"
-            for field in fields
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        return html_table(map(_cells, fields), head=names, is_styled=False)
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,8 @@ def set_at_path(tree: Any, values: Mapping[str, Any]) -> Any:
     """
     tree = copy.deepcopy(tree)
     for path, value in values.items():
+        if not path:
+            raise ValueError("Invalid path: an empty path is the tree itself, which cannot be set.")
         *way, last = _segments(path)
         node = tree
         for segment in way:
