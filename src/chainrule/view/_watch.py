@@ -81,6 +81,7 @@ class Watch:
         self._count = 0
         self._note = ""
         self._first_odd: dict[str, Any] | None = None
+        # Guards what is kept. Threads of the server wait on it for the next frame.
         self._changed = threading.Condition()
         self._ended = threading.Event()
         self._server: LiveServer | None = None
