@@ -29,6 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from chainrule._errors import ChainruleError, DefinitionError, StorageError
@@ -507,7 +508,8 @@ class PostgresJobStore(JobStore):
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state."""
         sums = "SELECT name, sum(n)::bigint FROM chainrule_jobs_tally GROUP BY name"
-        found = dict(self._do(lambda connection: connection.execute(sums).fetchall(), _POLL_S))
+        rows = self._do(lambda connection: connection.execute(sums).fetchall(), _POLL_S)
+        found: dict[str, int] = dict(rows)
         return {state: found.get(state, 0) for state in STATES}
 
     def log_writer(self, record: JobRecord) -> LogWriter:
@@ -532,7 +534,7 @@ class PostgresJobStore(JobStore):
     def sweep(self) -> None:
         """Drop results past their time, the oldest beyond the bound, and old jobs; one server at a time."""
         for step in (self._drop_expired, self._drop_excess, self._forget_old, _add_tallies):
-            while self._do(lambda connection, step=step: _alone(connection, step)):
+            while self._do(partial(_alone, work=step)):
                 pass
 
     def _drop_expired(self, connection: psycopg.Connection) -> bool:
@@ -813,11 +815,11 @@ def _connection_settings(url: str) -> dict[str, Any]:
         given = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.Error:
         given = None
-    # A slash or an at sign in a password ends it too early. What is said about that would repeat a part of it.
+    # A slash or an at sign in a password ends it too early; an error about that would repeat a part of it.
     if (
         given is None
         or not _PORTS.fullmatch(str(given.get("port", "")))
-        or "@" in given.get("dbname", "")
+        or "@" in str(given.get("dbname", ""))
     ):
         raise DefinitionError(
             "The URL of the database of jobs cannot be read; it is like "

@@ -55,7 +55,9 @@ class JobReplies:
         self.jobs = jobs
         self._config = config
 
-    async def answer(self, service: Service, call: Call, *, key: str | None, waits: bool) -> Reply:
+    async def answer(
+        self, service: Service, call: Call, *, key: str | None, waits: bool, is_idempotent: bool
+    ) -> Reply:
         """Answer a request that becomes a job.
 
         Args:
@@ -64,13 +66,14 @@ class JobReplies:
             key: its `Idempotency-Key`.
             waits: whether the caller waits for the end. A caller that stops waiting does not end the job:
                 it has a key, and comes back.
+            is_idempotent: whether the caller says that the call may run twice.
         """
         if key is not None and not 0 < len(key) <= _MAX_KEY:
             raise InputError(
                 f"An Idempotency-Key has 1 to {_MAX_KEY} characters.", code="bad_idempotency_key"
             )
         Run(self._config, run_id=call.run_id)
-        record, is_new = await self.jobs.submit(service, call, key)
+        record, is_new = await self.jobs.submit(service, call, key, is_idempotent=is_idempotent)
         if not waits:
             return self.describe(record, 202, is_repeated=not is_new)
         record = await self.jobs.wait(record)
