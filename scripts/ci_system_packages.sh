@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Gives this machine the system packages that optional tests need: container engines, a registry, Prometheus,
-# PostgreSQL, a small Slurm, a browser, a Fortran compiler. Only as root with apt, quietly and within a few minutes; the run
-# goes on whatever happens here, and tests whose tool is missing say so and are skipped.
+# PostgreSQL, a small Slurm, a browser, a Fortran compiler. Only as root with apt, quietly and within a few
+# minutes; the run goes on whatever happens here, and tests whose tool is missing say so and are skipped.
 set -u
 
 packages=(podman buildah runc mmdebstrap chromium fonts-dejavu-core gfortran)
@@ -29,7 +29,7 @@ log="$(mktemp)"
     timeout 300 apt-get install -y -qq --no-install-recommends "${packages[@]}"
     timeout 200 apt-get install -y -qq --no-install-recommends "${more[@]}"
 } </dev/null >"$log" 2>&1 || {
-    echo "system packages are not to be had here; tests that need them are skipped:"
+    echo "system packages are not available here; tests that need them are skipped:"
     tail -n 3 "$log"
 }
 rm -f "$log"

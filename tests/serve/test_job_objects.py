@@ -33,7 +33,7 @@ def bucket(monkeypatch):
         text=True,
     )
     try:
-        port = server.stdout.readline().strip()
+        port = [server.stdout.readline(), server.stdout.readline()][-1].strip()
         assert port
         for name, value in {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",

@@ -15,16 +15,11 @@ import pytest
 import scipy.optimize
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.view.pages import data_of
 
 import chainrule
 from chainrule._codec import decode_array
 from chainrule.errors import InputError
-
-
-def data_of(html):
-    """What a saved page shows."""
-    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1]
-    return json.loads(text)
 
 
 def get(url, path="/", **headers):

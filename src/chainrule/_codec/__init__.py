@@ -39,7 +39,6 @@ from chainrule._codec._declared import (
 )
 from chainrule._codec._frames import (
     FRAMES_MEDIA_TYPE,
-    Frames,
     decode_frames,
     encode_frames,
 )
@@ -57,7 +56,6 @@ __all__ = [
     "BinrefArray",
     "BinrefWriter",
     "Encoding",
-    "Frames",
     "Grants",
     "Limits",
     "Negotiated",

@@ -126,7 +126,7 @@ def open_served(options: Namespace) -> Component:
     """
     from chainrule.client import Component
 
-    return Component.from_url(options.component, token=_read_token(options.token_file))
+    return Component.from_url(options.component, token_file=options.token_file)
 
 
 @contextmanager
@@ -149,8 +149,7 @@ def open_server(options: Namespace, *, timeout_s: float = 30.0) -> Server:
     """
     from chainrule.client.internal import HttpTransport
 
-    token = _read_token(options.token_file)
-    return HttpTransport(options.url, token=token, timeout=timeout_s).server
+    return HttpTransport(options.url, token_file=options.token_file, timeout=timeout_s).server
 
 
 def read_document(options: Namespace) -> dict[str, Any]:
@@ -215,15 +214,3 @@ def component_folder(component: str) -> Path:
 def component_file(source: str) -> Path:
     """The file or folder that a component is named by."""
     return split_source(source)[0]
-
-
-def _read_token(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(
-            f"The token file {file} cannot be read: {reason}.", code="bad_token_file"
-        ) from None

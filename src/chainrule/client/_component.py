@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
@@ -95,6 +95,7 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         url: str,
         *,
         token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
         retries: int = 2,
         idempotent: bool = False,
@@ -107,6 +108,8 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         Args:
             url: `http://host:port`, with the path of the component where a server has several.
             token: by which the server knows you.
+            token_file: a file with the token, in its place. When the server refuses the token, the file is
+                read again and the request repeated once, so that a token can be changed while you work.
             timeout: seconds that a call may take, from the connection to the last byte of its answer; `None`
                 waits forever.
             retries: how often a call is repeated when it certainly has not run: the connection could not be
@@ -119,7 +122,8 @@ class Component(EndpointMethods, AsyncEndpointMethods):
                 before it is read (`answer_too_large`).
 
         Raises:
-            InputError: the URL is not one (`bad_url`), or an option makes no sense (`bad_option`).
+            InputError: the URL is not one (`bad_url`), an option makes no sense (`bad_option`), or the token
+                file cannot be used (`bad_token_file`).
         """
         from chainrule.client._http import HttpTransport
 
@@ -127,6 +131,7 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             HttpTransport(
                 url,
                 token=token,
+                token_file=token_file,
                 timeout=timeout,
                 retries=retries,
                 idempotent=idempotent,
@@ -353,6 +358,11 @@ class Component(EndpointMethods, AsyncEndpointMethods):
     def batching(self) -> str | None:
         """How the author says the component treats extra leading axes."""
         return self.openapi_schema.get("x-batching")
+
+    @property
+    def framework(self) -> str | None:
+        """What the author's functions are written in; `None` when it is not known."""
+        return self.openapi_schema.get("x-framework")
 
     @property
     def prices(self) -> Mapping[str, float]:

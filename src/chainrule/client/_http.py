@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from http import HTTPStatus
+from os import PathLike
 from typing import Any
 from urllib.parse import quote, unquote, urlencode
 
@@ -29,11 +30,11 @@ from chainrule.client._bodies import (
 from chainrule.client._connections import (
     MAX_ANSWER_BYTES,
     ConnectionPool,
+    Credentials,
     Deadline,
     LostConnectionError,
     Request,
     Verify,
-    checked_token,
     parse_url,
 )
 from chainrule.client._jobs import Job
@@ -82,6 +83,7 @@ class HttpTransport(Transport):
         url: str,
         *,
         token: str | None = None,
+        token_file: str | PathLike[str] | None = None,
         timeout: float | None = None,
         retries: int = 2,
         idempotent: bool = False,
@@ -90,25 +92,24 @@ class HttpTransport(Transport):
         max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self._settings: dict[str, Any] = {
-            "token": token, "timeout": timeout, "retries": retries, "idempotent": idempotent,
-            "share_memory": share_memory, "verify": verify, "max_answer_bytes": max_answer_bytes,
+            "token": token, "token_file": token_file, "timeout": timeout, "retries": retries,
+            "idempotent": idempotent, "share_memory": share_memory, "verify": verify,
+            "max_answer_bytes": max_answer_bytes,
         }  # fmt: skip
         check_seconds("timeout", timeout)
         check_count("retries", retries, least=0)
         check_count("max_answer_bytes", max_answer_bytes, least=1)
         origin, self._base = parse_url(url, verify)
         self._server_base = _COMPONENT_PATH.sub("", self._base)
-        self._pool = ConnectionPool(origin)
+        self._pool = ConnectionPool(origin, Credentials(token, token_file))
         self._max_answer_bytes = max_answer_bytes
         self._limits = answer_limits(max_answer_bytes)
         self._timeout_s = timeout
         self._retries = retries
         self._idempotent = idempotent
         self._headers = {"Host": str(origin)}
-        if token is not None:
-            self._headers["Authorization"] = f"Bearer {checked_token(token)}"
         scheme = "http" if origin.tls is None else "https"
-        self.place = f"{scheme}://{origin}{self._base}"
+        self._url = self.place = f"{scheme}://{origin}{self._base}"
         self._share_memory = share_memory
         # Lock order: `_agreement`, then `_lock`, then the locks of the connection pool and the shared memory,
         # which are held for a few instructions only. The first two are held while the server is asked.
@@ -120,7 +121,7 @@ class HttpTransport(Transport):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A handle that is sent to another process opens connections of its own there.
-        return partial(HttpTransport, **self._settings), (self.place,)
+        return partial(HttpTransport, **self._settings), (self._url,)
 
     @property
     def known_document(self) -> dict[str, Any] | None:

@@ -320,7 +320,7 @@ class Intake:
             nbytes: the declared length. Without one what is yielded is told how much has come.
 
         Raises:
-            CallError: there is none now (`memory_busy`); what is yielded raises it too.
+            CallError: all memory is in use (`memory_busy`); what is yielded raises it too.
         """
         taken = 0
 
@@ -388,14 +388,14 @@ async def read_body(
         SlowCallerError: the caller paused too long, or is too slow.
         Disconnected: the caller went away.
     """
-    chunks = _chunks(receive, timeout_s, max_bytes, grow)
+    chunks = body_chunks(receive, timeout_s, max_bytes, grow)
     if in_segment and nbytes is not None and nbytes > INLINE_BYTES:
         return await _into_segment(chunks, nbytes)
     body = b"".join([chunk async for chunk in chunks])
     return place_body(body) if in_segment else body
 
 
-async def _chunks(
+async def body_chunks(
     receive: Receive, timeout_s: float, max_bytes: int, grow: Grow
 ) -> AsyncIterator[bytes]:
     """The chunks of one body, within time and size."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import math
-import re
 from argparse import ArgumentParser
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from chainrule._errors import DefinitionError, InputError
 
 _DATABASES = ("postgresql://", "postgres://")
-_ONE_WORD = re.compile(rb"[!-~]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +99,13 @@ class ServeOptions:
     grace_s: float = _option(
         _CALLS, 30.0, "Let calls under way go on this long after SIGTERM.", at_least=0
     )
+    drain_delay_s: float = _option(
+        _CALLS,
+        0.0,
+        "After SIGTERM, answer calls for this long while /ready says 503, so that load balancers go "
+        "elsewhere; then close the socket. A second signal ends it.",
+        at_least=0,
+    )
     max_queue: int = _option(
         _CALLS,
         64,
@@ -119,6 +124,12 @@ class ServeOptions:
         4 << 30,
         "Hold at most this much of the bodies of all calls under way; further callers get 503.",
         at_least=1,
+    )
+    max_upload_bytes: int = _option(
+        _ADDRESS,
+        0,
+        "Let callers upload files into input_path, this much in all, and download files from output_path.",
+        at_least=0,
     )
     token_file: Path | None = _option(
         _ADDRESS, None, "Require the bearer token in this file.", unset="no token"
@@ -308,30 +319,6 @@ class ServeOptions:
                 code="bad_jobs_url",
             )
         return url
-
-    def read_token(self) -> bytes | None:
-        """The bearer token, or `None` where none is asked for.
-
-        Raises:
-            DefinitionError: the file cannot be read, or does not hold one word of at least 16 characters
-                that a header can carry.
-        """
-        if self.token_file is None:
-            return None
-        try:
-            token = Path(self.token_file).read_bytes().strip()
-        except OSError as error:
-            raise DefinitionError(
-                f"The token file {self.token_file} cannot be read: {error.strerror}.",
-                code="bad_token_file",
-            ) from None
-        if len(token) < 16 or not _ONE_WORD.fullmatch(token):
-            raise DefinitionError(
-                "The token file has to hold one word of at least 16 ASCII characters. Make one with: "
-                "python -c 'import secrets; print(secrets.token_urlsafe(32))'",
-                code="bad_token_file",
-            )
-        return token
 
 
 def is_loopback(host: str) -> bool:

@@ -34,6 +34,17 @@ PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 
+FRAME_HEADERS = {
+    "Content-Security-Policy": "sandbox allow-scripts; default-src 'none'; "
+    "script-src 'unsafe-inline' 'unsafe-eval' blob:; style-src 'unsafe-inline'; img-src data: blob:; "
+    "font-src data:; worker-src blob:; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""Of the frame in which plots of authors are shown. Their scripts run, but without an origin, so they reach
+neither the page nor its token, and without a network. The page's policy keeps the frame at this address."""
+
 _MEDIA_TYPES = {
     "css": "text/css",
     "html": "text/html",
@@ -43,7 +54,7 @@ _MEDIA_TYPES = {
 _SCRIPTS = ("page.js", "dashboard.js")
 """The files that pages start with. The others under `_web` are parts of these, and not served alone."""
 _PLACE = re.compile(r"(/c/[^/]+)?/")
-_ASSET = re.compile(r"(/c/[^/]+)?/_page/[a-z_]+\.(css|js|svg)")
+_ASSET = re.compile(r"(/c/[^/]+)?/_page/([a-z_]+\.(css|js|svg)|frame\.html)")
 
 
 def is_page(scope: MutableMapping[str, Any]) -> bool:
@@ -88,12 +99,12 @@ def static_file(name: str) -> Response:
     """One of the files that make up a page.
 
     Raises:
-        HTTPException: there is none of that name (404).
+        HTTPException: no file has that name (404).
     """
     content = _web_files().get(name)
     if content is None:
         raise HTTPException(404)
-    headers = {**PAGE_HEADERS, "Vary": "Accept"}
+    headers = FRAME_HEADERS if name == "frame.html" else {**PAGE_HEADERS, "Vary": "Accept"}
     return Response(content, media_type=_MEDIA_TYPES[name.rpartition(".")[2]], headers=headers)
 
 

@@ -70,7 +70,7 @@ def read_arrays(path: Path) -> tuple[Arrays, Facts]:
     """The arrays and facts of a checkpoint in either format.
 
     Raises:
-        StorageError: there is none, or it cannot be read.
+        StorageError: no such file, or it cannot be read.
     """
     if not path.exists():
         raise StorageError(f"There is no checkpoint at {str(path)!r}.", code="file_missing")

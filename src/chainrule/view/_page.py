@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from chainrule._codec import encode_array
+from chainrule._trees import map_leaves
 from chainrule._web import join_modules, read_folder, shared_files
 
 
@@ -45,19 +46,14 @@ def cell(document: str, title: str, height: int) -> str:
 
 def to_json(data: Any) -> bytes:
     """JSON of data with arrays; numbers that JSON does not have are the texts `nan`, `inf` and `-inf`."""
-    return orjson.dumps(_plain(data), option=orjson.OPT_NON_STR_KEYS)
+    plain = map_leaves(_as_json, data, plain=True)
+    return orjson.dumps(plain, option=orjson.OPT_NON_STR_KEYS)
 
 
-def _plain(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _plain(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_plain(value) for value in data]
-    if isinstance(data, np.ndarray):
-        return encode_array(data, encoding="base64")
-    if isinstance(data, float) and not np.isfinite(data):
-        return str(data)
-    return data
+def _as_json(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return encode_array(leaf, encoding="base64")
+    return str(leaf) if isinstance(leaf, float) and not np.isfinite(leaf) else leaf
 
 
 @cache

@@ -19,23 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from chainrule._errors import InputError
-from chainrule._trees import is_tracer, iterate_leaves
+from chainrule._trees import iterate_leaves
+from chainrule.view._arrays import Arrays, as_numbers, norm, reduced
 from chainrule.view._live import LiveServer, event
 from chainrule.view._page import cell, page, to_json
 
 _log = logging.getLogger(__name__)
 
-_POINTS = 512  # of an array with one axis
-_SIDE = 64  # of an array with more
 _FRAMES = 200
 _PAUSE_S = 0.2  # between two events for one browser
 _HEIGHT = 720  # of the frame in a notebook, until it knows its own
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,61 +316,22 @@ def _has_screen() -> bool:
     )
 
 
-def _numbers(value: Any) -> np.ndarray[Any, Any] | None:
-    """An array of any library as one of NumPy; `None` for what are no numbers."""
-    if is_tracer(value):
-        raise TypeError(
-            "it is traced by JAX and has no value yet; inside jit, call "
-            "jax.debug.callback(lambda cost: w(cost=cost), cost)"
-        )
-    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    if array.dtype.kind not in "biufcV":
-        return None
-    if array.dtype.kind == "c":
-        return np.abs(array)
-    return array.astype(np.float64) if array.dtype.kind == "V" else array  # short floats of JAX
-
-
 def _measured(cost: Any, gradients: Any) -> tuple[float | None, dict[str, float]]:
     named = gradients if isinstance(gradients, Mapping) else {"gradient": gradients}
-    norms = {str(name): _norm(tree) for name, tree in named.items() if tree is not None}
-    number = None if cost is None else _numbers(cost)
+    norms = {str(name): norm(tree) for name, tree in named.items() if tree is not None}
+    number = None if cost is None else as_numbers(cost)
     return None if number is None else float(number.reshape(())), norms
-
-
-def _norm(tree: Any) -> float:
-    arrays = (_numbers(leaf) for _, leaf in iterate_leaves(tree))
-    squares = (np.linalg.norm(array.ravel()) ** 2 for array in arrays if array is not None)
-    return math.sqrt(sum(map(float, squares)))
 
 
 def _arrays(kind: str, tree: Any) -> Arrays:
     """Path → small copy of every array in nested data."""
     found = {}
     for segments, leaf in () if tree is None else iterate_leaves(tree):
-        array = _numbers(leaf)
+        array = as_numbers(leaf)
         if array is not None and array.size:
             name = ".".join(f"[{s}]" if isinstance(s, int) else str(s) for s in segments)
-            found[name or kind] = _reduced(array)
+            found[name or kind] = reduced(array)
     return found
-
-
-def _reduced(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy in short floats with at most `_POINTS` entries along one axis or `_SIDE` along each of two."""
-    while array.ndim > 2:
-        array = array[array.shape[0] // 2]
-    limit = _POINTS if array.ndim == 1 else _SIDE
-    for axis, length in enumerate(array.shape):
-        if length > limit:
-            width = math.ceil(length / limit)
-            starts = np.arange(0, length, width)
-            counts = np.diff([*starts, length])
-            sums = np.add.reduceat(array, starts, axis=axis, dtype=float)
-            array = sums / counts.reshape([-1 if k == axis else 1 for k in range(array.ndim)])
-    with np.errstate(over="ignore"):
-        short = array.astype(np.float32)
-    is_kept = np.array_equal(np.isfinite(short), np.isfinite(array))
-    return short if is_kept else array.astype(np.float64)
 
 
 def _odd_value(frame: WatchFrame) -> dict[str, Any] | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
@@ -46,6 +47,9 @@ class Mismatch:
         )
 
 
+Pairs = tuple[tuple[float, float], ...]
+
+
 @dataclass(frozen=True)
 class Check:
     """One test of one endpoint.
@@ -58,6 +62,8 @@ class Check:
         summary: one line for people.
         mismatches: entries that are wrong, worst first.
         error: the exception that an endpoint raised, if it did.
+        entries: pairs of what was found and expected, of a pointwise test.
+        remainders: pairs of a step and what a linear step leaves there, of a Taylor test.
     """
 
     endpoint: str
@@ -67,6 +73,8 @@ class Check:
     summary: str
     mismatches: tuple[Mismatch, ...] = ()
     error: BaseException | None = None
+    entries: Pairs = field(default=(), repr=False)
+    remainders: Pairs = field(default=(), repr=False)
 
     @classmethod
     def raised(cls, endpoint: str, test: str, error: BaseException) -> Check:
@@ -137,6 +145,8 @@ class GradientReport:
                     "count": check.count,
                     "summary": check.summary,
                     "mismatches": [str(m) for m in check.mismatches[:max_failures]],
+                    "entries": _some(check.entries),
+                    "remainders": _some(check.remainders),
                 }
                 for check in self.checks
             ],
@@ -201,6 +211,15 @@ class GradientReport:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.table()
+
+
+_MOST_PAIRS = 400
+
+
+def _some(pairs: Pairs) -> list[list[float]]:
+    """Finite pairs as JSON has them, spread over all where they are many."""
+    finite = [list(pair) for pair in pairs if all(map(math.isfinite, pair))]
+    return finite[:: -(-len(finite) // _MOST_PAIRS) or 1]
 
 
 def _escape(text: str) -> str:
