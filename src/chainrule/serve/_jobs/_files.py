@@ -36,7 +36,6 @@ from chainrule.serve._jobs._store import (
     MAX_ATTEMPTS,
     RECORD_FACTOR,
     STATES,
-    STOPPED,
     JobRecord,
     JobStore,
     LogWriter,
@@ -45,6 +44,7 @@ from chainrule.serve._jobs._store import (
     checked_result,
     digest_of,
     queue_full,
+    server_stopped,
     stored,
 )
 
@@ -203,7 +203,7 @@ class FileJobStore(JobStore):
             "error_code = 'server_stopped', error_message = ? "
             f"WHERE state = 'running' AND NOT ({may_run_again})",
             time.time(),
-            STOPPED,
+            server_stopped().message,
         )
         queued = self._rows("WHERE state IN ('queued', 'running') ORDER BY number")
         for number, record in queued:

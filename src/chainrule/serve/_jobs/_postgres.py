@@ -41,7 +41,6 @@ from chainrule.serve._jobs._store import (
     MAX_ATTEMPTS,
     RECORD_FACTOR,
     STATES,
-    STOPPED,
     JobRecord,
     JobStore,
     LeaseLostError,
@@ -51,6 +50,7 @@ from chainrule.serve._jobs._store import (
     checked_result,
     digest_of,
     queue_full,
+    server_stopped,
     storable,
     stored,
 )
@@ -729,7 +729,7 @@ class PostgresJobStore(JobStore):
 
     def _take_over(self, connection: psycopg.Connection) -> None:
         """End, or let wait again, the jobs of servers that have not been heard of."""
-        values = {"final": list(FINAL), "stopped": STOPPED}
+        values = {"final": list(FINAL), "stopped": server_stopped().message}
         rows = connection.execute(_EXPIRED, values).fetchall()
         self._remove(*(name for _, name in rows))
 

@@ -31,12 +31,12 @@ from chainrule.serve._calls import Call, CallError, Reply
 from chainrule.serve._jobs._files import FileJobStore
 from chainrule.serve._jobs._live import JobLog, JobWatcher, LiveJob
 from chainrule.serve._jobs._store import (
-    STOPPED,
     JobRecord,
     JobStore,
     LeaseLostError,
     State,
     body_digest,
+    server_stopped,
 )
 from chainrule.serve._logs import Output
 from chainrule.serve._options import ServeOptions
@@ -627,7 +627,7 @@ def _not_served(record: JobRecord) -> CapabilityError:
 def _as_end_of_job(error: CallError) -> CallError:
     if error.code != "shutting_down":
         return error
-    return CallError(STOPPED, code="server_stopped", status=503)
+    return server_stopped()
 
 
 def _server_failed(error: BaseException | None) -> CallError:

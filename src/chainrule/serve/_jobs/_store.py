@@ -124,12 +124,6 @@ RECORD_FACTOR = 4
 MAX_ATTEMPTS = 3
 """How often a job may be started that may run twice: it may be what ends the servers."""
 
-STOPPED = (
-    "The server ended while this job was running. It is not run again unasked, because it may have had "
-    "effects; submit it again if that is safe."
-)
-"""The message of `server_stopped`."""
-
 
 class LeaseLostError(ChainruleError):
     """This server may not go on with a job: another one ends it, or runs it."""
@@ -303,6 +297,16 @@ def stored(record: JobRecord) -> dict[str, Any]:
 def storable(text: str) -> str:
     """Text without NUL and without halves of surrogate pairs."""
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+def server_stopped() -> CallError:
+    """The error of a job that was running when its server ended."""
+    return CallError(
+        "The server ended while this job was running. It is not run again unasked, because it may have had "
+        "effects; submit it again if that is safe.",
+        code="server_stopped",
+        status=503,
+    )
 
 
 def queue_full(max_waiting: int) -> CallError:
