@@ -100,6 +100,28 @@ def test_a_matrix_is_searched_and_collapsed(look, tmp_path, layers, width, schem
     assert is_within(page)
 
 
+@pytest.mark.parametrize(("width", "scheme"), SIZES)
+def test_an_elimination_is_stepped_through_as_a_matrix(look, tmp_path, width, scheme):
+    def blocks(x, y):
+        for k in range(8):
+            with jax.named_scope(f"block {k // 4}"):
+                x, y = jnp.sin(x * y) + x, jnp.cos(y) * x
+        return x, y
+
+    steps = view.elimination(blocks, "auto", 0.3, 0.4)
+    page = look(steps.save(tmp_path / "steps.html").as_uri(), width, scheme)
+    assert page.locator("h1").inner_text() == steps.title
+    assert page.locator(".matrix-cell").count() == len(steps.edges)
+    page.get_by_role("button", name="step on").click()
+    page.get_by_text(f"Eliminate {steps.steps[0].title}: ").wait_for()
+    assert page.locator(".matrix-cell").count() == len(steps.steps[0].edges)
+    assert str(steps.steps[0].products[0]) in page.locator(".facts").inner_text()
+    page.get_by_role("slider", name="step").press("End")
+    assert page.locator(".matrix-cell").count() == len(steps.steps[-1].edges)
+    page.get_by_role("button", name="step back").click()
+    assert is_within(page)
+
+
 @pytest.fixture
 def folder():
     """Serves the files of a folder; its address."""
