@@ -48,7 +48,8 @@ def test_a_link_of_a_graph_shows_its_fields(look, tmp_path, flow, width, scheme)
     page = look(flow.save(tmp_path / "flow.html").as_uri(), width, scheme)
     assert is_within(page)
     served = page.locator("[data-name]", has_text="http://127.0.0.1")
-    assert "vjp" in served.text_content()
+    assert "apply · NumPy" in served.text_content()
+    assert ", vjp " in served.text_content()
     details = page.get_by_label("details")
     is_narrow = page.get_by_role("button", name="matrix").get_attribute("aria-pressed") == "true"
     assert is_narrow == (width == 390)  # two programs beside each other do not fit there
@@ -96,6 +97,28 @@ def test_a_matrix_is_searched_and_collapsed(look, tmp_path, layers, width, schem
     page.get_by_label("search").fill("layer 14")
     page.get_by_text("1 found").wait_for()
     assert rows.count() == 3  # with its neighbours
+    assert is_within(page)
+
+
+@pytest.mark.parametrize(("width", "scheme"), SIZES)
+def test_an_elimination_is_stepped_through_as_a_matrix(look, tmp_path, width, scheme):
+    def blocks(x, y):
+        for k in range(8):
+            with jax.named_scope(f"block {k // 4}"):
+                x, y = jnp.sin(x * y) + x, jnp.cos(y) * x
+        return x, y
+
+    steps = view.elimination(blocks, "auto", 0.3, 0.4)
+    page = look(steps.save(tmp_path / "steps.html").as_uri(), width, scheme)
+    assert page.locator("h1").inner_text() == steps.title
+    assert page.locator(".matrix-cell").count() == len(steps.edges)
+    page.get_by_role("button", name="step on").click()
+    page.get_by_text(f"Eliminate {steps.steps[0].title}: ").wait_for()
+    assert page.locator(".matrix-cell").count() == len(steps.steps[0].edges)
+    assert str(steps.steps[0].products[0]) in page.locator(".facts").inner_text()
+    page.get_by_role("slider", name="step").press("End")
+    assert page.locator(".matrix-cell").count() == len(steps.steps[-1].edges)
+    page.get_by_role("button", name="step back").click()
     assert is_within(page)
 
 

@@ -126,6 +126,13 @@ def test_the_map_for_contributors_names_what_exists():
     assert public <= packages
 
 
+def test_the_architecture_page_describes_the_whole_ground():
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    ground = page.partition("The ground (layer 0)")[2].partition("`make lint`")[0]
+    names = {path.stem for path in SOURCE.glob("_[a-z]*") if path.name != "__pycache__"}
+    assert [name for name in sorted(names) if f"`{name}`" not in ground] == []
+
+
 def test_error_page_lists_every_class_with_its_facts():
     page = (ROOT / "docs" / "reference" / "errors.md").read_text()
     for name in _errors.__all__:

@@ -470,7 +470,7 @@ class Timings:
     """How long requests took, by the number of their vectors. Safe between threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # not held while a request is measured
         self._totals: dict[str, dict[int, tuple[float, int]]] = {}
 
     @contextmanager

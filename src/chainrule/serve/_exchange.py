@@ -4,8 +4,10 @@
                                  path, which a caller gives as `InputPath`
     GET  /files?path=report.pdf  a file below `output_path`, which a result names as `OutputPath`
 
-Names are cut to letters, digits, dots and dashes, and a number in front makes each a file of its own: nothing
-is overwritten. All uploads together stay within what the operator allows. A file is there when it is whole.
+The type of an upload is `application/octet-stream`. Browsers ask a server before they send that from a
+page of another site, so such a page cannot write files here. Names are cut to letters, digits, dots and
+dashes; a random number in front makes each a file of its own: nothing is overwritten. All uploads together
+stay within what the operator allows. A file is there when it is whole.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from chainrule._errors import ChainruleError, InputError, LimitError, StorageError
+from chainrule._errors import ChainruleError, DecodeError, InputError, LimitError, StorageError
 from chainrule._files import open_private, whole_file
 from chainrule.runtime import ComponentConfig
 from chainrule.serve._endpoint import Disconnected, body_chunks, declared_length
@@ -29,6 +31,7 @@ from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
 
 _FOLDER = "uploads"
+_TYPE = "application/octet-stream"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST_LETTERS = 80
 
@@ -56,6 +59,11 @@ class Exchange:
         ]
 
     async def _upload(self, request: Request) -> Response:
+        if request.headers.get("content-type") != _TYPE:
+            raise DecodeError(
+                f"Send the file as it is, with Content-Type: {_TYPE}.",
+                code="unsupported_media_type",
+            )
         name = f"{token_hex(4)}-{safe_name(request.query_params.get('name', ''))}"
         folder = self._grants.input_path(_FOLDER)
         declared_length(dict(request.scope["headers"]), self._max_bytes)
@@ -87,9 +95,7 @@ class Exchange:
 
     async def _download(self, request: Request) -> Response:
         path = self._grants.output_file(request.query_params.get("path", ""))
-        return FileResponse(
-            path, media_type="application/octet-stream", filename=path.name, headers=_HEADERS
-        )
+        return FileResponse(path, media_type=_TYPE, filename=path.name, headers=_HEADERS)
 
 
 def safe_name(name: str) -> str:

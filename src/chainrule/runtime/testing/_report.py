@@ -14,6 +14,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
+from chainrule._tables import Html, html_table
+
 
 @dataclass(frozen=True)
 class Mismatch:
@@ -188,26 +190,22 @@ class GradientReport:
         return f"<GradientReport: {self.verdict}>"
 
     def _repr_html_(self) -> str:
-        cell = '<td style="text-align:left">'
-        rows = "".join(
-            f"<tr>{cell}<code>{escape(check.endpoint)}</code></td>{cell}{check.test}</td>"
-            f"{cell}{'✓ passed' if check.passed else '<strong>✗ FAILED</strong>'}</td>"
-            f"{cell}{'<br>'.join(map(escape, [check.summary, *map(str, check.mismatches[:10])]))}</td></tr>"
+        rows: list[tuple[str, ...]] = [
+            (
+                Html(f"<code>{escape(check.endpoint)}</code>"),
+                check.test,
+                "✓ passed" if check.passed else Html("<strong>✗ FAILED</strong>"),
+                Html("<br>".join(map(escape, [check.summary, *map(str, check.mismatches[:10])]))),
+            )
             for check in self.checks
-        )
-        rows += "".join(
-            f"<tr>{cell}<code>{escape(each.endpoint)}</code></td>{cell}{each.test}</td>"
-            f"{cell}left out</td>{cell}{escape(each.reason)}</td></tr>"
+        ]
+        rows += [
+            (Html(f"<code>{escape(each.endpoint)}</code>"), each.test, "left out", each.reason)
             for each in self.left_out
-        )
-        head = "".join(
-            f'<th scope="col" style="text-align:left">{name}</th>'
-            for name in ("endpoint", "test", "result", "what was found")
-        )
-        return (
-            f"<p><strong>{'✓' if self.passed else '✗'} {escape(self.verdict)}</strong></p>"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        )
+        ]
+        verdict = f"{'✓' if self.passed else '✗'} {escape(self.verdict)}"
+        table = html_table(rows, head=("endpoint", "test", "result", "what was found"))
+        return f"<p><strong>{verdict}</strong></p>{table}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.table()

@@ -202,12 +202,12 @@ export class ArrayEditor {
   }
 }
 
-/** The gradient of a number by an array, in figures and as a picture. */
+/** The gradient of a number by an array, in figures and as a picture; `editor` has its values, if they are known. */
 export function gradientNote(gradient, editor, { label, number }) {
   const text = gradient.shape.length ? largestText(gradient) : formatNumber(gradient.data[0], 4);
   let array = null;
   try {
-    array = editor.read();
+    array = editor?.read() ?? null;
   } catch {
     // Without its values a gradient is drawn by itself.
   }

@@ -460,7 +460,8 @@ class TickedField extends Field {
   }
 
   showGradient(array, gradient) {
-    this.inner.showGradient?.(array, gradient);
+    if (this.box.checked) this.inner.showGradient?.(array, gradient);
+    else this.element.append(gradientNote(array, null, { label: this.spoken, number: gradient.number }));
   }
 }
 

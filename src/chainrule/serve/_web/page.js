@@ -73,6 +73,7 @@ class Session {
     let change = 0;
     for (const [path, slopes] of Object.entries(arrays)) {
       const [before, after] = [inputs, now].map((tree) => keysOf(path).reduce((node, key) => node?.[key], tree));
+      if (before === undefined && after === undefined) continue; // both times the author's default
       if (!isArray(after) || !isArray(before) || after.data.length !== slopes.data.length) return;
       slopes.data.forEach((slope, i) => { change += slope * (after.data[i] - before.data[i]); });
     }

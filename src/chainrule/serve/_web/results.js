@@ -69,7 +69,7 @@ function card(path, value, { schema = null, node = null, isDiverging = false, un
 function typeName(value) {
   if (isArray(value)) return describe(value);
   if (Array.isArray(value)) return `list of ${value.length}`;
-  return value === null ? "none" : typeof value === "object" ? "dict" : typeof value === "string" ? "text" : typeof value;
+  return value === null ? "none" : typeof value === "object" ? "dict" : { string: "text", bigint: "integer", boolean: "yes / no" }[typeof value] ?? typeof value;
 }
 
 function body(value, { path, units, isDiverging, schema, node, file, isElsewhere }) {

@@ -11,7 +11,8 @@ const arePositions = ({ shape, dtype }) => shape.length === 2 && [2, 3].includes
 
 /** What is in an array, or nothing for one that is small enough to be read. */
 export function thumbnail(array) {
-  if (isComplex(array) || array.data.length < FEWEST) return null;
+  const { low, high } = statistics(array.data);
+  if (isComplex(array) || array.data.length < FEWEST || !(high > low)) return null;
   if (arePositions(array)) return positions(array);
   if (array.shape.length === 1) return line(array.data);
   return field(array);

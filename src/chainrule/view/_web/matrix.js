@@ -3,7 +3,7 @@
 
 import { button, h, svg } from "./dom.js";
 
-const SIDE = 20, SMALLEST = 12, LETTER = 6.7, MOST_LETTERS = 26, COLLAPSED_FROM = 40;
+const SIDE = 20, SMALLEST = 12, LETTER = 6.7, MOST_LETTERS = 26;
 const RANK = { zero: -1, null: -2, odd: 99 };
 const rankOf = (level) => RANK[level] ?? level;
 
@@ -25,11 +25,11 @@ export function choosable(shape, label, choose) {
  * come to lie on one place are one, with the highest level. `onNode(index)` and `onCells(cells)` hear what is chosen.
  */
 export class Matrix {
-  constructor(nodes, cells, { onNode = () => {}, onCells = () => {} } = {}) {
-    Object.assign(this, { nodes, cells, onNode, onCells });
+  constructor(nodes, cells, { unit = "programs", collapsedFrom = 40, onNode = () => {}, onCells = () => {} } = {}) {
+    Object.assign(this, { nodes, cells, unit, onNode, onCells });
     this.runs = runsOf(nodes);
     const stages = this.runs.filter((run) => run.length > 1);
-    this.collapsed = new Set(nodes.length > COLLAPSED_FROM ? stages : []);
+    this.collapsed = new Set(nodes.length > collapsedFrom ? stages : []);
     this.search = h("input", { type: "search", placeholder: "search", "aria-label": "search", on: { input: () => this.draw() } });
     this.all = stages.length ? button("", () => this.toggleAll(stages), { class: "tiny" }) : null;
     this.found = h("span", { class: "muted small", role: "status" });
@@ -85,7 +85,7 @@ export class Matrix {
     const side = Math.max(SMALLEST, Math.min(SIDE, ((this.width || 800) - left - 4) / Math.max(1, rows.length)));
     const size = rows.length * side;
     const place = new Map(rows.flatMap(({ members }, k) => members.map((node) => [node, k])));
-    const picture = svg("svg", { width: left + size + 2, height: size + 2, role: "group", "aria-label": "matrix of programs" });
+    const picture = svg("svg", { width: left + size + 2, height: size + 2, role: "group", "aria-label": `matrix of ${this.unit}` });
     picture.append(svg("rect", { class: "matrix-ground", x: left, y: 0, width: size, height: size }));
     rows.forEach((row, k) => picture.append(this.row(row, k, left, side)));
     for (const [at, cells] of this.placed(place)) {
@@ -93,7 +93,7 @@ export class Matrix {
       picture.append(this.cell(cells, left + x * side, y * side, side));
     }
     this.scroller.replaceChildren(picture);
-    this.found.textContent = this.hits ? `${this.hits.size} found` : `${this.nodes.length} programs`;
+    this.found.textContent = this.hits ? `${this.hits.size} found` : `${this.nodes.length} ${this.unit}`;
     if (this.all) this.all.textContent = this.collapsed.size ? "expand all" : "collapse all";
   }
 
