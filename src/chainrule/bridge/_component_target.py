@@ -57,6 +57,9 @@ class ComponentTarget(Target):
         self._component = component
         self._takes_arrays = False
         self.name = getattr(component, "name", None) or type(component).__name__
+        self.framework = getattr(component, "framework", None)
+        transport = getattr(component, "transport", None)  # the handle of a peer has none
+        self.address = getattr(transport, "place", self.address)
         self.endpoints = frozenset(component.available_endpoints)
         self.batching = getattr(component, "batching", None)
         self.batched_endpoints = _endpoints_that(component, "batches")

@@ -2,7 +2,6 @@
 
 Answer               status, media type and body of an answer
 Change               one difference between two interfaces
-Caller               what makes calls: base class of transports and of replicas
 Dispatcher           hands out the replicas of a pool to calls
 HttpTransport        the transport to a server
 InterfaceField       one field of an interface
@@ -46,11 +45,9 @@ from chainrule.client._pool import (
 )
 from chainrule.client._server import Server
 from chainrule.client._subprocess import SubprocessTransport
-from chainrule.client._transport import Caller
 
 __all__ = [
     "Answer",
-    "Caller",
     "Change",
     "Dispatcher",
     "HttpTransport",

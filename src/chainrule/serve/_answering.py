@@ -1,8 +1,8 @@
 """From the bytes of a call to the bytes of its reply: the whole work of a worker.
 
 `Answerer` decodes the body, calls the component and encodes the result. It is used by worker processes, by
-the worker thread and by replicas on a cluster. Two things are beside the component's own endpoints:
-`check_gradients` (one call with a bound on its cost) and the cache of results.
+the worker thread and by replicas on a cluster. Two things are beside the component's own endpoints: those
+that a server adds (`_added`) and the cache of results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from chainrule._codec import (
     FRAMES_MEDIA_TYPE,
@@ -31,13 +31,12 @@ from chainrule._codec import (
 )
 from chainrule._content_store import SharedFolder, content_name
 from chainrule._describe import describe_value
-from chainrule._endpoints import ENDPOINTS, DerivativeKind
 from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule._lru_cache import LRUCache
-from chainrule._progress import unheard
 from chainrule._tracing import export_spans, span
-from chainrule.runtime import ComponentConfig, LocalComponent, load_component, progress
+from chainrule.runtime import ComponentConfig, LocalComponent, load_component
 from chainrule.runtime.internal import Run, failure_of, reuse_residuals
+from chainrule.serve._added import ADDED, WITHOUT_ARRAYS, added_endpoints
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
@@ -100,8 +99,7 @@ class Answerer:
         """What the server tells about the component."""
         component = self.component
         endpoints = [name for name in component.available_endpoints if name != "health"]
-        if can_check(endpoints):
-            endpoints.append(CHECK_GRADIENTS)
+        endpoints += added_endpoints(component)
         if self._config.debug:
             endpoints.append("test")
         return Facts(
@@ -200,8 +198,8 @@ class Answerer:
     def _result(self, endpoint: str, payload: Mapping[str, Any], run: Run) -> Any:
         if endpoint == "test":
             return self._test(payload)
-        if endpoint == CHECK_GRADIENTS:
-            return run_check(self.component, payload)
+        if endpoint in ADDED:
+            return ADDED[endpoint](self.component, payload, run)
         compute = partial(
             self.component.call, endpoint, payload, run=run, copy_results=self._copy_results
         )
@@ -269,74 +267,8 @@ def encode_result(
 
 def plain_form(endpoint: str, form: Negotiated) -> Negotiated:
     """The form of an endpoint's answers: those that have no arrays are plain JSON in every JSON format."""
-    has_arrays = endpoint not in ("abstract_eval", "test", CHECK_GRADIENTS)
+    has_arrays = endpoint not in ("abstract_eval", "test", *WITHOUT_ARRAYS)
     return form if has_arrays or not form.format.startswith("json") else Negotiated("json")
-
-
-CHECK_GRADIENTS = "check_gradients"
-"""The endpoint's name."""
-
-
-class _CheckRequest(BaseModel):
-    """What a caller may ask for; the bounds keep one check from being a thousand calls."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    inputs: Any
-    input_paths: list[str] | None = None
-    output_paths: list[str] | None = None
-    endpoints: list[str] | None = None
-    max_evals: int = Field(200, ge=10, le=1000)
-    max_output_samples: int = Field(20, ge=1, le=200)
-    rtol: float = Field(0.1, gt=0, lt=1)
-    seed: int = 0
-
-
-def can_check(endpoints: list[str]) -> bool:
-    """Whether a component with these endpoints has a derivative to check."""
-    return any(isinstance(ENDPOINTS.get(name), DerivativeKind) for name in endpoints)
-
-
-class _Counted:
-    """A component that says how much of a budget its calls have spent."""
-
-    def __init__(self, component: LocalComponent, budget: int) -> None:
-        self._component = component
-        self._budget = budget
-        self._count = 0
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._component, name)
-        return partial(self._call, value) if name in ENDPOINTS else value
-
-    def _call(self, endpoint: Callable[..., Any], *args: Any) -> Any:
-        self._count += 1
-        progress(min(self._count / self._budget, 1.0), f"{self._count} calls")
-        with unheard():
-            return endpoint(*args)
-
-
-def run_check(component: LocalComponent, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the derivatives of a component at the inputs of a request.
-
-    Raises:
-        InputError: the request asks for something else, or for too much.
-    """
-    from chainrule.runtime.testing import check_gradients
-
-    try:
-        request = _CheckRequest.model_validate(payload)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
-        raise InputError(
-            f"This is not a gradient check: {problems[0]['msg']}.",
-            code="invalid_input",
-            details={"problems": problems},
-        ) from None
-    options = request.model_dump(exclude={"inputs"})
-    counted = _Counted(component, request.max_evals)
-    report = check_gradients(counted, {"inputs": request.inputs}, show_progress=False, **options)
-    return report.to_dict()
 
 
 _MAX_ENTRIES = 1 << 16

@@ -22,8 +22,10 @@ from chainrule._files import Scratch
 from chainrule._same_host import is_supported
 from chainrule.runtime import ComponentConfig, LocalComponent
 from chainrule.serve._accounts import Accounts
+from chainrule.serve._added import ADDED
 from chainrule.serve._calls import Facts
 from chainrule.serve._endpoint import Endpoint, Intake
+from chainrule.serve._exchange import Exchange
 from chainrule.serve._jobs import JobReplies, Jobs, job_routes, with_server_routes
 from chainrule.serve._logs import AccessLog, ErrorStream, Output, OutputLog
 from chainrule.serve._merging import Merger
@@ -235,6 +237,8 @@ class Server:
             routes += self._component_routes(prefix, service)
         routes.append(Route("/same-host", self._on_same_host, methods=["GET"]))
         routes += status_routes(self, self._jobs) + job_routes(self._job_replies)
+        if self._options.max_upload_bytes:
+            routes += Exchange(self._config, self._options).routes()
         return routes + page_routes()
 
     async def _on_same_host(self, request: Request) -> Response:
@@ -271,7 +275,11 @@ class Server:
     def _component_routes(self, prefix: str, service: Service) -> list[Any]:
         facts = service.facts
         # Routes of the server are below its root, not below every component.
-        document = facts.openapi if prefix else with_server_routes(facts.openapi)
+        document = dict(facts.openapi if prefix else with_server_routes(facts.openapi))
+        document["x-added"] = [name for name in facts.endpoints if name in ADDED]
+        if self._options.max_upload_bytes:
+            document["x-files"] = {"max_bytes": self._options.max_upload_bytes}
+        document = {**document, "x-added": [name for name in facts.endpoints if name in ADDED]}
 
         async def openapi(request: Request) -> Response:
             return JSONResponse(document)

@@ -95,6 +95,7 @@ class Dispatcher:
 
     def __init__(self, depth: int, patience_s: float) -> None:
         self._patience_s = patience_s
+        # Of `_assignment`, which knows no threads. Its callbacks run while the lock is held: they set events.
         self._lock = threading.Lock()
         self._assignment = Assignment(
             depth, time.monotonic(), on_given=_wake, on_changed=_tell_of_change

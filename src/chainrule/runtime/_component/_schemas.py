@@ -138,6 +138,10 @@ class Schemas:
         """Validated abstract inputs for the author's function."""
         return _validate_input(self.abstract_inputs, value, endpoint, context)
 
+    def read_given_outputs(self, value: Any, endpoint: str, context: Context) -> BaseModel:
+        """Outputs of an earlier call that a caller gives back, validated."""
+        return _validate_input(self.outputs, value, endpoint, context, side="outputs")
+
     def read_outputs(self, value: Any, endpoint: str, context: Context) -> BaseModel:
         """The author's outputs, validated."""
         return _validate_output(self.outputs, value, endpoint, context)
@@ -148,12 +152,12 @@ class Schemas:
 
 
 def _validate_input(
-    model: type[BaseModel], value: Any, endpoint: str, context: Context
+    model: type[BaseModel], value: Any, endpoint: str, context: Context, *, side: str = "inputs"
 ) -> BaseModel:
     try:
         return _validate(model, value, context)
     except ValidationError as error:
-        raise bad_input(error, value, model=model, endpoint=endpoint, prefix=("inputs",)) from error
+        raise bad_input(error, value, model=model, endpoint=endpoint, prefix=(side,)) from error
 
 
 def _validate_output(
