@@ -2,8 +2,8 @@
 
 The work grows by a factor of about a thousand. The cost is the CPU time of this process for all of it, the
 least of some runs and without Python's garbage collector, so that other programs on the machine count little.
-The exponent is between the last two sizes: fixed costs, which hide the growth at first, count least there. Rows
-with a peer have its exponent in the same run: compilations by XLA grow faster than the programs, with and
+The exponent is between the last two sizes: fixed costs, which hide the growth at first, count least there.
+Rows with a peer have its exponent in the same run: compilations by XLA grow faster than the programs, with and
 without this library.
 
 `docs/explanation/scale.md` says what follows from the figures.
@@ -36,7 +36,8 @@ from chainrule.elimination.internal import trace_function
 from chainrule.harvest import save_intermediates, sow
 from chainrule.runtime import Array, Differentiable, Float32
 from chainrule.serve import ServeOptions, create_app
-from chainrule.serve._jobs._store import JobRecord, JobStore
+from chainrule.serve._jobs._files import FileJobStore
+from chainrule.serve._jobs._store import JobRecord, body_digest
 
 BAR = 1.1
 _ENOUGH_S = 1.5
@@ -52,14 +53,22 @@ def run() -> list[Row]:
 
 
 def _cpu_s(work: Callable[[], object]) -> float:
-    """Without Python's garbage collector, which looks at all objects of the process now and then."""
+    with _timed() as seconds:
+        work()
+    return seconds()
+
+
+@contextlib.contextmanager
+def _timed() -> Iterator[Callable[[], float]]:
+    """The CPU time of a block, without Python's garbage collector, which looks at all objects now and then."""
     gc.collect()
     gc.disable()
+    start = time.process_time()
+    spent = 0.0
     try:
-        start = time.process_time()
-        work()
-        return time.process_time() - start
+        yield lambda: spent
     finally:
+        spent = time.process_time() - start
         gc.enable()
 
 
@@ -152,34 +161,49 @@ def _jobs() -> list[Row]:
 
     return [
         _row(
-            "n jobs taken on, found and ended (SQLite)", all_of_them, (100, 1000, 10_000, 100_000)
+            "n jobs that all wait, then start and end (SQLite)",
+            all_of_them,
+            (100, 1000, 10_000, 100_000),
         ),
         _row("the states of n jobs counted, for /metrics", with_many, (100, 1000, 10_000)),
     ]
 
 
+class _Nobody:
+    """Hears what a store tells its server."""
+
+    def work_came(self) -> None: ...
+    def job_changed(self, job_id: str) -> None: ...
+    def cancel_asked(self, job_id: str) -> None: ...
+    def lease_lost(self, job_id: str) -> None: ...
+
+
 @contextlib.contextmanager
-def _job_store() -> Iterator[JobStore]:
+def _job_store() -> Iterator[FileJobStore]:
     """In memory, where that is possible: the time of disks is not what is measured."""
     place = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=place) as folder:
-        store = JobStore(Path(folder), retention_s=3600.0, max_bytes=1 << 30)
+        store = FileJobStore(Path(folder), retention_s=3600.0, max_bytes=1 << 30)
+        store.open(_Nobody())
         try:
             yield store
         finally:
             store.close()
 
 
-def _fill(store: JobStore, count: int) -> None:
+def _fill(store: FileJobStore, count: int) -> None:
+    """All jobs wait, then each is taken, started and ended."""
     blank = JobRecord(
         component="solver", endpoint="apply", run_id="", content_type="application/json",
-        content_encoding="", accept=None, traceparent=None, idempotency_key=None, body_digest="0" * 64,
+        body_digest=body_digest(b"{}"),
     )  # fmt: skip
     for number in range(count):
         record = replace(blank, id=f"{number:024x}", idempotency_key=str(number))
-        store.add(record, b"{}")
-        store.get(record.id)
-        store.finish(replace(record, state="succeeded", finished_at=time.time()), [b"{}"])
+        store.add(record, b"{}", max_waiting=count)
+    for _ in range(count):
+        taken = store.take("solver")
+        assert taken is not None
+        store.finish(replace(store.start(taken), state="succeeded"), [b"{}"])
 
 
 # --- calls of one component, and components of one server ------------------------------------------
@@ -207,10 +231,12 @@ def _components() -> list[Row]:
     starts, scrapes = {}, {}
     for count in (10, 100, 1000):
         functions = [_named(number) for number in range(count)]
-        begin = time.process_time()
-        app = create_app(functions, options=ServeOptions(workers=0, same_host=False))
-        with TestClient(app, base_url="http://localhost") as client:
-            starts[count] = time.process_time() - begin
+        options = ServeOptions(workers=0, same_host=False)
+        with contextlib.ExitStack() as stack:
+            with _timed() as seconds:
+                app = create_app(functions, options=options)
+                client = stack.enter_context(TestClient(app, base_url="http://localhost"))
+            starts[count] = seconds()
             for number in range(count):
                 client.post(f"/c/double-{number}/apply", json={"inputs": {"x": 1.0}})
             scrapes[count] = min(_cpu_s(lambda: client.get("/metrics")) for _ in range(3))
