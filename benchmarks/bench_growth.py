@@ -3,8 +3,8 @@
 The work grows by a factor of about a thousand. The cost is the CPU time of this process for all of it, the
 least of some runs and without Python's garbage collector, so that other programs on the machine count little.
 The exponent is between the last two sizes: fixed costs, which hide the growth at first, count least there.
-Rows with a peer have its exponent in the same run: compilations by XLA grow faster than the programs, with and
-without this library.
+Rows with a peer have its exponent in the same run: compilations by XLA grow faster than the programs, with
+and without this library.
 
 `docs/explanation/scale.md` says what follows from the figures.
 """
@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def _cpu_s(work: Callable[[], object]) -> float:
 
 @contextlib.contextmanager
 def _timed() -> Iterator[Callable[[], float]]:
-    """The CPU time of a block, without Python's garbage collector, which looks at all objects now and then."""
+    """The CPU time of a block. Python's garbage collector, which looks at all objects, is off meanwhile."""
     gc.collect()
     gc.disable()
     start = time.process_time()
@@ -239,7 +240,7 @@ def _components() -> list[Row]:
             starts[count] = seconds()
             for number in range(count):
                 client.post(f"/c/double-{number}/apply", json={"inputs": {"x": 1.0}})
-            scrapes[count] = min(_cpu_s(lambda: client.get("/metrics")) for _ in range(3))
+            scrapes[count] = min(_cpu_s(partial(client.get, "/metrics")) for _ in range(3))
     return [
         _row_of("a server with n components starts", starts),
         _row_of("… /metrics, each component called once", scrapes),
