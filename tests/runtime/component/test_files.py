@@ -20,6 +20,7 @@ from chainrule.runtime import Array, Float64, component, load_component
 from chainrule.runtime import experimental as ours
 from chainrule.runtime.experimental import (
     BinrefArray,
+    BinrefWriter,
     ComponentReference,
     InputPath,
     LazySequence,
@@ -256,7 +257,10 @@ def test_component_objects_are_references():
 def test_arrays_in_files(tmp_path):
     @component(config={"output_path": tmp_path})
     def big(x: Vector, compression: str | None = None) -> Vector:
-        return BinrefArray.write(2 * x, compression=compression)
+        if compression is None:
+            return BinrefArray.write(2 * x)
+        with BinrefWriter(compression=compression) as writer:
+            return writer.write(2 * x)
 
     result = big.apply({"x": [1.0, 2.0]})["result"]
     np.testing.assert_array_equal(result.load(), [2.0, 4.0])
