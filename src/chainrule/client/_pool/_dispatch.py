@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from chainrule._errors import TransportError
-from chainrule.client._pool._assignment import SPARE_LAST_S, Assignment, Call, Place
+from chainrule.client._pool._assignment import SPARE_LAST_S, Assignment, Call, Choice, Place
 from chainrule.client._transport import Caller, Ticket
 
 
@@ -91,13 +91,23 @@ class Dispatcher:
     Args:
         depth: calls that a replica may have at once: 1, or more to hide the time of a message.
         patience_s: how long a call waits while no replica is up.
+        choice: which of the replicas with room gets a call: the least busy one when not given.
+        why_none_is_up: what a call is told that has waited so long.
     """
 
-    def __init__(self, depth: int, patience_s: float) -> None:
+    def __init__(
+        self,
+        depth: int,
+        patience_s: float,
+        *,
+        choice: Choice | None = None,
+        why_none_is_up: Callable[[], TransportError] | None = None,
+    ) -> None:
         self._patience_s = patience_s
+        self._why_none_is_up = why_none_is_up or self._no_replica
         self._lock = threading.Lock()
         self._assignment = Assignment(
-            depth, time.monotonic(), on_given=_wake, on_changed=_tell_of_change
+            depth, time.monotonic(), choice=choice, on_given=_wake, on_changed=_tell_of_change
         )
         self._is_closed = False
 
@@ -111,6 +121,11 @@ class Dispatcher:
     def up(self) -> int:
         """How many replicas are up."""
         return self._assignment.up
+
+    @property
+    def changes(self) -> int:
+        """How often a replica came up or went down."""
+        return self._assignment.changes
 
     @property
     def waiting(self) -> int:
@@ -138,10 +153,30 @@ class Dispatcher:
         with self._lock:
             self._assignment.mark_up(slot, time.monotonic())
 
-    def mark_lost(self, slot: Slot) -> None:
-        """A replica has died: it gets no calls until it is up again."""
+    def mark_lost(self, slot: Slot) -> bool:
+        """A replica has died: it gets no calls until it is up again. Whether that is news."""
         with self._lock:
-            self._assignment.mark_lost(slot, time.monotonic())
+            return self._assignment.mark_lost(slot, time.monotonic())
+
+    def note_answer(self, slot: Slot) -> None:
+        """A replica has answered."""
+        with self._lock:
+            self._assignment.note_answer(slot, time.monotonic())
+
+    def note_failure(self, slot: Slot) -> bool:
+        """A call has failed, and the replica may be the cause. Whether it is ejected for that."""
+        with self._lock:
+            return self._assignment.note_failure(slot, time.monotonic())
+
+    def turn_away(self, slot: Slot) -> bool:
+        """A replica has no room although it should: it rests until `reopen`. Whether that is news."""
+        with self._lock:
+            return self._assignment.turn_away(slot, time.monotonic())
+
+    def reopen(self, slot: Slot) -> None:
+        """A replica has rested."""
+        with self._lock:
+            self._assignment.reopen(slot, time.monotonic())
 
     def close(self) -> None:
         """Let no call wait any longer."""
@@ -222,13 +257,16 @@ class Dispatcher:
         if not self._assignment.up:
             patience_s += max(call.since, self._assignment.down_since) - now
             if patience_s <= 0:
-                raise TransportError(
-                    f"No replica of the pool has come up for {self._patience_s:g} s. See its log, or the "
-                    "resources that the cluster has left.",
-                    code="pool_unavailable",
-                )
+                raise self._why_none_is_up()
         spare_s = call.since + SPARE_LAST_S - now
         return min(patience_s, spare_s) if call.is_suspect and spare_s > 0 else patience_s
+
+    def _no_replica(self) -> TransportError:
+        return TransportError(
+            f"No replica of the pool has come up for {self._patience_s:g} s. See its log, or the "
+            "resources that the cluster has left.",
+            code="pool_unavailable",
+        )
 
 
 def _wake(call: Call) -> None:
