@@ -34,7 +34,7 @@ def add_component(parser: ArgumentParser, *, is_optional: bool = False) -> None:
         metavar="COMPONENT",
         nargs="?" if is_optional else None,
         help="A module file, its folder, file.py:name, a component.yaml, an FMU, an ONNX model, or the URL "
-        "of a served component",
+        "of a served component (several URLs with commas: any of these servers answers)",
     )
     parser.add_argument(
         "--peer-imports",
@@ -126,7 +126,10 @@ def open_served(options: Namespace) -> Component:
     """
     from chainrule.client import Component
 
-    return Component.from_url(options.component, token=_read_token(options.token_file))
+    urls = served_urls(options.component)
+    if len(urls) > 1:
+        return Component.from_urls(urls, token_file=options.token_file)
+    return Component.from_url(options.component, token_file=options.token_file)
 
 
 @contextmanager
@@ -149,8 +152,7 @@ def open_server(options: Namespace, *, timeout_s: float = 30.0) -> Server:
     """
     from chainrule.client.internal import HttpTransport
 
-    token = _read_token(options.token_file)
-    return HttpTransport(options.url, token=token, timeout=timeout_s).server
+    return HttpTransport(options.url, token_file=options.token_file, timeout=timeout_s).server
 
 
 def read_document(options: Namespace) -> dict[str, Any]:
@@ -162,6 +164,11 @@ def read_document(options: Namespace) -> dict[str, Any]:
 def is_url(component: str) -> bool:
     """Whether a component is named by where it is served."""
     return component.startswith(("http://", "https://"))
+
+
+def served_urls(component: str) -> list[str]:
+    """The URLs in a list with commas, such as `http://a:8000,http://b:8000`."""
+    return re.split(r",(?=https?://)", component)
 
 
 def check_exists(component: str) -> None:
@@ -215,15 +222,3 @@ def component_folder(component: str) -> Path:
 def component_file(source: str) -> Path:
     """The file or folder that a component is named by."""
     return split_source(source)[0]
-
-
-def _read_token(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InputError(
-            f"The token file {file} cannot be read: {reason}.", code="bad_token_file"
-        ) from None

@@ -181,7 +181,10 @@ def read_answer(answer: Answer, limits: Limits = TRUSTING_LIMITS) -> Any:
     if answer.status == _OK:
         tree = _decoded(answer, limits)
         return with_numpy_scalars(tree)
-    raise _error_of(answer)
+    error = _error_of(answer)
+    if answer.retry_after_s is not None:
+        error.details["retry_after_s"] = answer.retry_after_s
+    raise error
 
 
 def _decoded(answer: Answer, limits: Limits) -> Any:

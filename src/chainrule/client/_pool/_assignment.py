@@ -2,11 +2,11 @@
 
 A call costs the same however many replicas there are and however many calls wait:
 
-- Replicas that have room are in a `Choice`, which names the next one without a search. `LeastBusy` has lists by
-  the number of calls, in the order in which replicas got to that number: the first of the first list that is
-  not empty is the least busy one, and the one that was idle longest. `TwoChoices` looks at two of them, taken
-  at random, and takes the less busy one. Callers that share replicas and do not know of each other's calls then
-  do not all choose the same one.
+- Replicas that have room are in a `Choice`, which names the next one without a search. `LeastBusy` has lists
+  by the number of calls, in the order in which replicas got to that number: the first of the first list that
+  is not empty is the least busy one, and the one that was idle longest. `TwoChoices` looks at two of them,
+  taken at random, and takes the less busy one. Callers that share replicas and do not know of each other's
+  calls then do not all choose the same one.
 - A call that must wait is in one queue: that of the replica it prefers, or the common one. One that only
   prefers a replica, and does not need it, waits only while all others are full. A replica that has
   room again goes to the call that waited longest, and only that call is told.
@@ -139,6 +139,7 @@ class Choice(ABC):
     def discard(self, place: Place) -> None:
         """Take one out."""
 
+    @abstractmethod
     def note_load(self, place: Place) -> None:
         """One of them may have another number of calls."""
 
@@ -209,6 +210,9 @@ class TwoChoices(Choice):
         if last is not place:
             self._places[place.position] = last
             last.position = place.position
+
+    def note_load(self, place: Place) -> None:
+        """The number is looked at when one is chosen."""
 
     def next(self) -> Place | None:
         """The less busy one of two."""

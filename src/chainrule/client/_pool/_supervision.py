@@ -1,4 +1,4 @@
-"""Who knows which replicas of a pool are up: `Keeper`; and `Supervisor`, which starts them again when they die.
+"""Who knows which replicas of a pool are up, and the one who starts them again when they die.
 
 The threads that do so know the replicas but not the pool that sends them calls, so a pool that is no longer
 referenced can be collected, and its replicas end with it.
