@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
-from chainrule.runtime import Array, Differentiable, Float64
+from chainrule.runtime import Array, Differentiable, Float64, Int64
 
 
 class InputSchema(BaseModel):
@@ -18,7 +18,7 @@ class InputSchema(BaseModel):
 
 class OutputSchema(BaseModel):
     y: Differentiable[Float64]
-    pid: int
+    pid: Int64
 
 
 def apply(inputs):

@@ -6,6 +6,7 @@ pid and the URL of a new server.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -71,7 +72,6 @@ def _serve(request: dict[str, object], pipe: int) -> None:
 
 
 def _main() -> None:
-    import chainrule.serve._run
     from chainrule.runtime import load_component
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no one waits for a server that is killed
@@ -89,12 +89,11 @@ def _main() -> None:
         pids.append(pid)
         os.close(writing)
         with os.fdopen(reading) as answers:
-            print(answers.readline().strip(), flush=True)
+            sys.stdout.write(answers.readline())
+            sys.stdout.flush()
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 if __name__ == "__main__":

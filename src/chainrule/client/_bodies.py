@@ -130,6 +130,7 @@ _CLASS_OF_STATUS: dict[int, type[ChainruleError]] = {
     404: CapabilityError,
     405: CapabilityError,
     410: CapabilityError,
+    412: TransportError,
     413: LimitError,
     507: StorageError,
     **dict.fromkeys((408, 429, 499, 502, 503, 504), TransportError),

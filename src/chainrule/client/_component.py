@@ -192,8 +192,8 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             startup_timeout: seconds that a call waits while no server is up.
 
         Raises:
-            InputError: a URL is not one (`bad_url`), or an option makes no sense (`bad_option`). The first use
-                raises `other_component` when two servers have different components.
+            InputError: a URL is not one (`bad_url`), or an option makes no sense (`bad_option`). The first
+                use raises `other_component` when two servers have different components.
         """
         from chainrule.client._servers import ServerOptions, ServersTransport
 
@@ -466,7 +466,7 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         document = self.transport.known_document
         if document is None:
             return f"<Component at {self.transport.place}>"
-        return Document(document).summary(self.transport.place)
+        return Document(document).summary(self.transport.place) + self.transport.known_state
 
     def _repr_html_(self) -> str | None:
         try:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from http import HTTPStatus
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 import orjson
@@ -29,6 +29,7 @@ from chainrule.client._bodies import (
     dialect_of,
     read_answer,
 )
+from chainrule.client._compatibility import compare_interfaces, shown_changes
 from chainrule.client._connections import (
     MAX_ANSWER_BYTES,
     ConnectionPool,
@@ -48,6 +49,8 @@ from chainrule.runtime.internal import Run
 BY_KEY = "key"
 Idempotent = bool | Literal["key"]
 """Whether calls may run twice; `"key"`: they may not, and every call has a key by which a server knows it."""
+
+T = TypeVar("T")
 
 # A server with several components has each of them at such a path below its own.
 _COMPONENT_PATH = re.compile(r"/c/[^/]+$")
@@ -254,8 +257,40 @@ class HttpTransport(Transport):
         if key is not None and dialect.is_native:
             headers["Idempotency-Key"] = key
         target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
-        request = Request("POST", target, headers, pieces, self._max_answer_bytes)
-        return read_answer(self._exchange(request, ticket), self._limits)
+
+        def ask(known: Mapping[str, str]) -> Any:
+            request = Request("POST", target, {**headers, **known}, pieces, self._max_answer_bytes)
+            return read_answer(self._exchange(request, ticket), self._limits)
+
+        return self._as_known(ask)
+
+    def _as_known(self, ask: Callable[[Mapping[str, str]], T]) -> T:
+        """What `ask` gives with the header that names the version of the component that is known here.
+
+        A server with another version refuses the call; if its callers need not care, it gets it once more.
+
+        Raises:
+            TransportError: the component has another interface now (`schema_changed`).
+        """
+        try:
+            return ask(self._known_version())
+        except TransportError as error:
+            if error.code != "component_changed" or self._is_one_of_many:
+                raise
+        before, after = self.describe(), self._read_document()
+        changes = [change for change in compare_interfaces(before, after) if change.breaks]
+        if changes:
+            raise TransportError(
+                f"The component at {self.place} has another interface than when this handle was made: "
+                f"{shown_changes(changes)}. Make a new handle.",
+                code="schema_changed",
+            )
+        self._document = after
+        return ask(self._known_version())
+
+    def _known_version(self) -> dict[str, str]:
+        version = self.describe()["info"].get("x-content-hash")
+        return {} if version is None else {"Chainrule-Content-Hash": version}
 
     def submit(
         self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
@@ -288,12 +323,16 @@ class HttpTransport(Transport):
         if run_id is not None:
             query["run_id"] = Run.check_id(run_id)
         target = f"{self._base}/{quote(endpoint)}?{urlencode(query)}"
-        request = Request("POST", target, headers, as_body(payload, dialect.body_format))
-        ticket = Ticket()
-        answer = self._repeat(partial(self._send, request, ticket), True, ticket)
-        if answer.status != HTTPStatus.ACCEPTED:
-            read_answer(answer)
-        return JobInfo.from_json(orjson.loads(bytes(answer.body)))
+        pieces, ticket = as_body(payload, dialect.body_format), Ticket()
+
+        def ask(known: Mapping[str, str]) -> JobInfo:
+            request = Request("POST", target, {**headers, **known}, pieces)
+            answer = self._repeat(partial(self._send, request, ticket), True, ticket)
+            if answer.status != HTTPStatus.ACCEPTED:
+                read_answer(answer)
+            return JobInfo.from_json(orjson.loads(bytes(answer.body)))
+
+        return self._as_known(ask)
 
     def job(self, job_id: str) -> Job:
         """A job that the server has taken on before."""

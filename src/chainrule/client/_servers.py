@@ -25,6 +25,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import os
 import random
 import socket
 import threading
@@ -48,7 +49,7 @@ from chainrule._errors import (
 )
 from chainrule._lru_cache import LRUCache
 from chainrule.client._bodies import NATIVE
-from chainrule.client._compatibility import compare_interfaces
+from chainrule.client._compatibility import compare_interfaces, shown_changes
 from chainrule.client._connections import (
     LostConnectionError,
     Origin,
@@ -101,6 +102,8 @@ _RESOLVE_AGAIN_S = 1.0
 _REMEMBERED = 4096
 # Servers that an error lists.
 _SHOWN = 8
+# What a server answers that takes no calls of this handle any more, or none before it was looked at again.
+_GONE = frozenset(("shutting_down", "component_changed"))
 # What such an endpoint computes changes nothing, and may be computed twice.
 _READING = frozenset(("abstract_eval",))
 
@@ -347,10 +350,9 @@ class ServerKeeper(Keeper):
         changes = compare_interfaces(known, document)
         if not changes:
             return ""
-        shown = "; ".join(f"{change.where}: {change.what}" for change in changes[:5])
         return (
-            f"The component {name!r} has another interface at {server.id} than this handle knows: {shown}. "
-            "Make a new handle once all servers have the new version."
+            f"The component {name!r} has another interface at {server.id} than this handle knows: "
+            f"{shown_changes(changes)}. Make a new handle once all servers have the new version."
         )
 
     # Which servers there are
@@ -470,6 +472,10 @@ class ServerOptions:
         )
 
 
+# Held by the first thread of a forked process that uses a handle of its parent.
+_forked = threading.Lock()
+
+
 class ServersTransport(ReplicatedTransport):
     """Requests to several servers of one component. Nothing is sent before the first use.
 
@@ -492,6 +498,13 @@ class ServersTransport(ReplicatedTransport):
         check_seconds("resolve_every", resolve_every_s)
         self._made_of = urls, options, resolve, resolve_every_s
         self._options = options
+        self.max_concurrency = (
+            min(_MAX_CALLS, _DEPTH * len(urls)) if resolve is None else _MAX_CALLS
+        )
+        self._set_up()
+
+    def _set_up(self) -> None:
+        urls, options, resolve, resolve_every_s = self._made_of
         if any(url.startswith("https://") for url in urls):
             # Reading the authorities takes longer than a call; once is enough for all servers.
             options = replace(options, verify=tls_settings(options.verify))
@@ -513,13 +526,10 @@ class ServersTransport(ReplicatedTransport):
             keeper=keeper,
             idempotent=options.idempotent is True,
         )
-        self.max_concurrency = (
-            min(_MAX_CALLS, _DEPTH * len(urls)) if resolve is None else _MAX_CALLS
-        )
-        self._starting = (
-            threading.Lock()
-        )  # held until the servers have been asked for the first time
+        # Held until the servers have been asked for the first time.
+        self._starting = threading.Lock()
         self._is_started = False
+        self._pid = os.getpid()
         self._rendezvous = Rendezvous(()), -1
         self._homes: LRUCache[str, str] = LRUCache(_REMEMBERED)
 
@@ -529,6 +539,10 @@ class ServersTransport(ReplicatedTransport):
 
     def start(self) -> None:
         """Ask all servers once, whether they are ready and what they serve."""
+        if self._pid != os.getpid():
+            with _forked:  # the connections and threads are the parent's
+                if self._pid != os.getpid():
+                    self._set_up()
         if self._is_started:
             return
         with self._starting:
@@ -546,6 +560,22 @@ class ServersTransport(ReplicatedTransport):
                 pass  # waits until a server is up
         assert self._servers.document is not None, "set before a server is marked as up"
         return self._servers.document
+
+    @property
+    def known_state(self) -> str:
+        """A line for each server."""
+        rows = [_row(slot) for slot in self._dispatcher.slots[:_SHOWN]]
+        width = max((len(row["server"]) for row in rows), default=0)
+        lines = [
+            f"{row['server']:{width}}  {row['state']:8} "
+            + (row["problem"] or f"{row['in_flight']} of {row['limit']} calls")
+            for row in rows
+        ]
+        more = len(self._dispatcher.slots) - len(rows)
+        lines += [f"and {more} more"] if more else []
+        return "".join(
+            f"\n  {'servers' if not number else '':9} {line}" for number, line in enumerate(lines)
+        )
 
     def status(self) -> dict[str, Any]:
         """The servers: which are up, how many calls each has, and why the others get none."""
@@ -633,6 +663,12 @@ class ServersTransport(ReplicatedTransport):
 
         return self.attempt(endpoint, point, ask_server, ticket or Ticket())
 
+    def _lease(
+        self, endpoint: str, point: bytes | None, last: str | None, ticket: Ticket
+    ) -> contextlib.AbstractContextManager[Slot]:
+        prefer = None if last else self._home(endpoint, point)
+        return self._dispatcher.lease(prefer=prefer, avoid=last, ticket=ticket)
+
     def _home(self, endpoint: str, point: bytes | None) -> str | None:
         """The server that ran the forward pass; for a gradient of another handle's, the one all agree on."""
         found = super()._home(endpoint, point)
@@ -670,11 +706,13 @@ class ServersTransport(ReplicatedTransport):
     def _judge(self, slot: Slot, error: TransportError) -> ServerLostError | None:
         """What a failure says of the server; `None` when it is the call's own."""
         status = error.details.get("status")
-        if error.code in ("unreachable", "shutting_down"):
+        is_broken = isinstance(error, LostConnectionError)
+        if (is_broken and error.code == "unreachable") or error.code in _GONE:
             if self._dispatcher.mark_lost(slot):
                 self._servers.lost(slot, error.message)
             # A call with a key may have begun where a server stops: it has become a job.
-            may_have_run = getattr(error, "was_sent", self._options.idempotent == BY_KEY)
+            is_job = error.code == "shutting_down" and self._options.idempotent == BY_KEY
+            may_have_run = getattr(error, "was_sent", is_job)
             return ServerLostError(error, was_sent=may_have_run, never_began=not may_have_run)
         if status == 503 and "retry_after_s" in error.details:
             if self._dispatcher.turn_away(slot):
@@ -682,7 +720,6 @@ class ServersTransport(ReplicatedTransport):
                 # Handles that were turned away at the same time should not come back at the same time.
                 self._servers.rest(slot, min(rest_s, _MAX_REST_S) * random.uniform(1.0, 1.5))
             return ServerLostError(error, was_sent=False, never_began=True)
-        is_broken = isinstance(error, LostConnectionError)
         is_proxy = status in (502, 503, 504) and error.code == TransportError.default_code
         if not (is_broken or is_proxy or error.code == "worker_crashed"):
             self._note_answer(slot)

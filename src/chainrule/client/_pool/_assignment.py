@@ -50,7 +50,7 @@ class Place:
         limit: calls that it may have at once.
         failures: calls that failed since its last answer.
         held_for: the one call that it is reserved for, if any.
-        deaths: how often it had to be started again.
+        deaths: how often it died, or was ejected.
         queue: calls that wait for this replica, the longest wait first.
     """
 
@@ -96,6 +96,7 @@ class Call:
 
     Args:
         prefer: id of the replica it wants.
+        avoid: id of a replica it does not want while there are others with room.
         insists: whether it waits for that one while others are free.
         alone: whether its replica has no other call at the same time, as for one that was with a replica when
             that died.
@@ -109,9 +110,15 @@ class Call:
     """
 
     def __init__(
-        self, prefer: str | None = None, *, insists: bool = False, alone: bool = False
+        self,
+        prefer: str | None = None,
+        *,
+        avoid: str | None = None,
+        insists: bool = False,
+        alone: bool = False,
     ) -> None:
         self.prefer = prefer
+        self.avoid = avoid
         self.insists = insists
         self.is_suspect = alone
         self.number = 0
@@ -144,8 +151,12 @@ class Choice(ABC):
         """One of them may have another number of calls."""
 
     @abstractmethod
-    def next(self) -> Place | None:
-        """The one that gets the next call; `None` when there is none."""
+    def next(self, avoid: str | None = None) -> Place | None:
+        """The one that gets the next call; `None` when there is none.
+
+        Args:
+            avoid: id of one that is taken only when there is no other to look at.
+        """
 
 
 class LeastBusy(Choice):
@@ -175,8 +186,8 @@ class LeastBusy(Choice):
             self.discard(place)
             self.add(place)
 
-    def next(self) -> Place | None:
-        """The first of the first list that is not empty."""
+    def next(self, avoid: str | None = None) -> Place | None:
+        """The first of the first list that is not empty: what a call may avoid is not up in such a pool."""
         return next((next(iter(places)) for places in self._by_load if places), None)
 
     def _list_of(self, place: Place) -> OrderedDict[Place, None]:
@@ -214,14 +225,16 @@ class TwoChoices(Choice):
     def note_load(self, place: Place) -> None:
         """The number is looked at when one is chosen."""
 
-    def next(self) -> Place | None:
-        """The less busy one of two."""
+    def next(self, avoid: str | None = None) -> Place | None:
+        """The less busy one of two, or the other one."""
         count = len(self._places)
         if count < 2:
             return self._places[0] if count else None
         first = self._random.randrange(count)
         second = self._random.randrange(count - 1)
         a, b = self._places[first], self._places[second + (second >= first)]
+        if avoid in (a.id, b.id):
+            return b if a.id == avoid else a
         return a if a.in_flight <= b.in_flight else b
 
 
@@ -297,7 +310,6 @@ class Assignment:
         was_up = place.is_up  # another call may have noticed it before
         self._readmit(place)
         if was_up:
-            place.deaths += 1
             self._take_down(place, now)
         self._keep_half(now)
         return was_up
@@ -390,7 +402,7 @@ class Assignment:
         if home is not None and home.in_flight < home.limit:
             self._give(home, call, now)
             return
-        other = None if home is not None and call.insists else self._open.next()
+        other = None if home is not None and call.insists else self._open.next(call.avoid)
         if other is not None:
             self._give(other, call, now)
         else:
@@ -464,6 +476,7 @@ class Assignment:
         self._on_changed(place)
 
     def _take_down(self, place: Place, now: float) -> None:
+        place.deaths += 1
         self._count_down(place, now)
         self._on_changed(place)
         self._settle(place, now)

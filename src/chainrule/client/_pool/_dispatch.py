@@ -190,6 +190,7 @@ class Dispatcher:
         self,
         *,
         prefer: str | None = None,
+        avoid: str | None = None,
         insists: bool = False,
         alone: bool = False,
         ticket: Ticket,
@@ -198,6 +199,7 @@ class Dispatcher:
 
         Args:
             prefer: id of the replica to take, as long as it is up.
+            avoid: id of a replica not to take while others have room.
             insists: wait for that replica also while another one is free.
             alone: the replica has no other call at the same time.
             ticket: with which the caller may cancel.
@@ -205,7 +207,7 @@ class Dispatcher:
         Raises:
             TransportError: the call was cancelled, the pool is closed, or no replica came up.
         """
-        call = _WaitingCall(prefer, insists=insists, alone=alone)
+        call = _WaitingCall(prefer, avoid=avoid, insists=insists, alone=alone)
         place = self._acquire(call, ticket)
         assert isinstance(place, Slot), "only slots are added"
         try:
@@ -243,6 +245,8 @@ class Dispatcher:
                 if call.place is not None:
                     return call.place
                 wait_s = self._seconds_to_wait(call, now)
+            if wait_s <= 0:
+                raise self._why_none_is_up()  # it may look at the replicas, which takes the lock
             woken.wait(wait_s)
 
     def _check_open(self, ticket: Ticket) -> None:
@@ -252,12 +256,10 @@ class Dispatcher:
             raise TransportError("The call was cancelled before it began.", code="cancelled")
 
     def _seconds_to_wait(self, call: Call, now: float) -> float:
-        """How long a call may sleep until the time alone changes something for it."""
+        """How long a call may sleep until the time alone changes something for it; 0 when it gives up."""
         patience_s = self._patience_s
         if not self._assignment.up:
             patience_s += max(call.since, self._assignment.down_since) - now
-            if patience_s <= 0:
-                raise self._why_none_is_up()
         spare_s = call.since + SPARE_LAST_S - now
         return min(patience_s, spare_s) if call.is_suspect and spare_s > 0 else patience_s
 

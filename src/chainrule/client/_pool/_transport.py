@@ -182,14 +182,16 @@ class ReplicatedTransport(Transport):
         """
         self.start()
         deaths, since = 0, time.monotonic()
+        last: str | None = None
         while True:
             try:
-                with self._lease(endpoint, point, deaths, ticket) as slot:
+                with self._lease(endpoint, point, last, ticket) as slot:
                     answer = self._ask(slot, ask, ticket)
                 self._forward_passes.note(endpoint, point, slot.replica.id)
                 return answer
             except ReplicaLostError as error:
                 deaths += not error.never_began
+                last = last if error.never_began else slot.replica.id
                 self._check_repeat(error, endpoint, deaths, since, ticket)
                 self._repeated += not error.never_began
 
@@ -202,13 +204,18 @@ class ReplicatedTransport(Transport):
         self.is_closed = True
         self._keeper.close()
 
+    @abstractmethod
     def _lease(
-        self, endpoint: str, point: bytes | None, deaths: int, ticket: Ticket
+        self, endpoint: str, point: bytes | None, last: str | None, ticket: Ticket
     ) -> AbstractContextManager[Slot]:
-        """A replica for a call that has lost so many."""
-        return self._dispatcher.lease(
-            prefer=None if deaths else self._home(endpoint, point), ticket=ticket
-        )
+        """A replica for a call.
+
+        Args:
+            endpoint: what is asked for.
+            point: fingerprint of the inputs.
+            last: id of the replica that had the call last and was lost; `None` when none was.
+            ticket: with which the caller may cancel.
+        """
 
     def _home(self, endpoint: str, point: bytes | None) -> str | None:
         """The replica that a call should go to; `None` when it does not matter."""
@@ -344,16 +351,16 @@ class PoolTransport(ReplicatedTransport):
         _log.warning("%s: %d of %d replicas are up; others may follow", self.place, up, count)
 
     def _lease(
-        self, endpoint: str, point: bytes | None, deaths: int, ticket: Ticket
+        self, endpoint: str, point: bytes | None, last: str | None, ticket: Ticket
     ) -> AbstractContextManager[Slot]:
-        """A replica for a call that has lost so many.
+        """A replica for a call.
 
         After one death the call runs alone on a replica: if that dies too, this call is the cause.
         """
         return self._dispatcher.lease(
-            prefer=None if deaths else self._home(endpoint, point),
+            prefer=None if last else self._home(endpoint, point),
             insists=self._supervisor.hands_on_residuals,
-            alone=deaths > 0,
+            alone=last is not None,
             ticket=ticket,
         )
 
