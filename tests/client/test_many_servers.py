@@ -581,7 +581,7 @@ def test_a_name_without_addresses():
             TransportError, match=r"many\.test are not known: the name server"
         ) as caught:
             component.apply({"x": [1.0]})
-        assert caught.value.code == "name_unknown"
+        assert caught.value.code == "host_unknown"
     with pytest.raises(InputError) as caught:
         Component.from_url("http://many.test:1", resolve="zookeeper")
     assert caught.value.code == "bad_option"

@@ -820,7 +820,7 @@ class _Addresses:
         """Id → connections, those that are known already as they are.
 
         Raises:
-            TransportError: the name has no addresses (`name_unknown`).
+            TransportError: the name has no addresses (`host_unknown`).
         """
         host, port = self._origin.host, self._origin.port
         try:
@@ -862,7 +862,7 @@ def _unknown_name(host: str, reason: str) -> TransportError:
     return TransportError(
         f"The servers of {host} are not known: {reason}. Check the name, or name each server: "
         "Component.from_urls([…]).",
-        code="name_unknown",
+        code="host_unknown",
     )
 
 
