@@ -39,14 +39,14 @@ $(NEXT_STAMP): $(STAMP)
 	    echo "Installing the newest JAX into $(NEXT) with $$python…"; \
 	    { test -x $(NEXT)/bin/python || "$$python" -m venv $(NEXT); } \
 	    && $(NEXT)/bin/python -m pip install --quiet -e '.[jax]' pytest hypothesis \
-	    || echo "not to be had here; the tests on the newest JAX are skipped"; fi
+	    || echo "not available here; the tests on the newest JAX are skipped"; fi
 	@mkdir -p $(NEXT) && rm -f $(NEXT)/.ready-* && touch $@
 
 $(OLDEST_STAMP): $(STAMP)
 	@echo "Installing the oldest JAX into $(OLDEST)…"
 	@rm -rf $(OLDEST)
 	@$(BIN)/python -m pip install --quiet --no-deps --target $(OLDEST) -r requirements/oldest-jax.txt \
-	    || echo "not to be had here; the tests on the oldest JAX are skipped"
+	    || echo "not available here; the tests on the oldest JAX are skipped"
 	@mkdir -p $(OLDEST) && touch $@
 
 demo: $(STAMP)  ## Run a gradient through several programs; leaves a plot and a report in demo-output/

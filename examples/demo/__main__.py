@@ -1,4 +1,4 @@
-"""`make demo`: check the gradient, optimise the board, leave a plot and a report."""
+"""`make demo`: check the gradient, optimise the board and watch it, leave a plot and a report."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import inspect
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from chainrule import apply_component, save_intermediates, sow, view
+from chainrule import apply_component, save_intermediates, sow, view, watch
+from chainrule.view import Watch
 from examples.demo import _report
 from examples.demo._programs import Programs, started
 
@@ -73,39 +75,45 @@ def check_gradient(
     return float(slopes @ direction), float((up - down) / (2 * step))
 
 
-def optimise(cost: Any, design: dict[str, Any], steps: int) -> tuple[dict[str, Any], list[float]]:
-    """Adam on the whole pipeline."""
+def optimise(
+    programs: Programs, design: dict[str, Any], steps: int
+) -> tuple[dict[str, Any], Watch]:
+    """Adam on the whole pipeline, watched."""
     optimiser = optax.adam(optax.cosine_decay_schedule(0.01, steps))
     scale = {"centres": 1.0, "widths": 0.5, "amounts": 30.0}
     state = optimiser.init(design)
-    step = jax.jit(jax.value_and_grad(cost))
-    costs = []
-    with Progress(transient=True) as progress:
-        for _ in progress.track(range(steps), description="optimising"):
-            value, gradient = step(design)
-            costs.append(float(value))
-            updates, state = optimiser.update(gradient, state)
-            design = {name: design[name] + scale[name] * updates[name] for name in design}
-            design["widths"] = jnp.clip(design["widths"], 0.05, 0.4)
-            design["amounts"] = jnp.maximum(design["amounts"], 0.0)
-    costs.append(float(cost(design)))
-    return design, costs
+    pipeline = jax.value_and_grad(partial(run_pipeline, programs), has_aux=True)
+    step = save_intermediates(pipeline)
+    watched = watch("One gradient over four programs")
+    with watched, Progress(transient=True) as progress:
+        for k in progress.track(range(steps + 1), description="optimising"):
+            ((value, board), gradient), seen = step(design)
+            fields = {name: board[name] for name in ("conductivity", "temperature")}
+            watched(
+                k, cost=value, gradients=_cotangents(gradient, seen), inputs=design, fields=fields
+            )
+            if k < steps:
+                updates, state = optimiser.update(gradient, state)
+                design = _within_bounds({n: design[n] + scale[n] * updates[n] for n in design})
+    return design, watched
 
 
-def gradient_flow(cost: Any, design: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Norms of the values between the programs, and of what the gradient says about them."""
-    _, seen = save_intermediates(jax.grad(cost))(design)
-    picks = {
-        "conductivity": ("board", "conductivity"), "chip temperatures": ("thermal", "chips"),
-        "failure rates": ("rates", None),
-    }  # fmt: skip
-
-    def norm(tree: Any, key: str | None) -> float:
-        return float(jnp.linalg.norm(tree if key is None else tree[key]))
-
+def _cotangents(gradient: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
+    """What comes back to each program: the cotangent of its result, and at last that of the design."""
+    back = {name: entry["cotangent"] for name, entry in seen.items()}
     return {
-        label: (norm(seen[name]["primal"], key), norm(seen[name]["cotangent"], key))
-        for label, (name, key) in picks.items()
+        "reliability (rates)": back["rates"],
+        "heat (chip temperatures)": back["thermal"]["chips"],
+        "layout (conductivity)": back["board"]["conductivity"],
+        "design": gradient,
+    }
+
+
+def _within_bounds(design: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **design,
+        "widths": jnp.clip(design["widths"], 0.05, 0.4),
+        "amounts": jnp.maximum(design["amounts"], 0.0),
     }
 
 
@@ -140,19 +148,19 @@ def study(programs: Programs, steps: int, console: Console) -> _report.Result:
         f"gradient  {chain:.8g} by the chain rule, {differences:.8g} by differences: {apart:.0e} apart"
     )
     began = time.perf_counter()
-    best, costs = optimise(cost, design, steps)
+    best, watched = optimise(programs, design, steps)
+    costs = [frame.cost for frame in watched.frames]
     result = _report.Result(
         before=run_pipeline(programs, design)[1],
         after=run_pipeline(programs, best)[1],
         gradient=gradient,
         costs=costs,
-        flow=gradient_flow(cost, best),
         check=(chain, differences),
         seconds=time.perf_counter() - began,
         compiler=programs.compiler,
         code=inspect.getsource(run_pipeline),
-        forward=view.pipeline(cost, design, measure=True).svg(),
-        backward=view.pipeline(jax.grad(cost), design, measure=True).svg(),
+        run=watched.html(),
+        pipeline=view.gradient_flow(cost, best, measure=True).html(),
     )
     console.print(
         f"cost      {costs[0]:.4g} → {costs[-1]:.4g} in {steps} steps, {result.seconds:.1f} s"

@@ -27,13 +27,12 @@ class Result:
     after: dict[str, Any]
     gradient: dict[str, Any]
     costs: list[float]
-    flow: dict[str, tuple[float, float]]
     check: tuple[float, float]
     seconds: float
     compiler: str
     code: str
-    forward: str
-    backward: str
+    run: str
+    pipeline: str
 
     def headlines(self) -> dict[str, str]:
         """What a person wants to know."""
@@ -53,10 +52,19 @@ def write(result: Result, folder: Path) -> tuple[Path, Path]:
     figure = _draw(result)
     plot = folder / "demo.png"
     figure.savefig(plot, dpi=120)
+    with plt.rc_context(_DARK):
+        dark = _draw(result)
     page = folder / "report.html"
-    page.write_text(_page(result, _svg(figure)), encoding="utf-8")
-    plt.close(figure)
+    page.write_text(_page(result, _svg(figure), _svg(dark)), encoding="utf-8")
+    plt.close("all")
     return plot, page
+
+
+_DARK = {
+    "figure.facecolor": "#171a22", "axes.facecolor": "#171a22", "savefig.facecolor": "#171a22",
+    "text.color": "#e7eaf2", "axes.labelcolor": "#e7eaf2", "axes.edgecolor": "#9aa3b7",
+    "xtick.color": "#9aa3b7", "ytick.color": "#9aa3b7", "grid.color": "#9aa3b7",
+}  # fmt: skip
 
 
 def _draw(result: Result) -> Any:
@@ -65,23 +73,23 @@ def _draw(result: Result) -> Any:
         name: max(float(np.max(side[name])) for side in sides.values())
         for name in ("conductivity", "temperature")
     }
-    figure, axes = plt.subplots(2, 3, figsize=(13.5, 8), layout="constrained")
+    figure = plt.figure(figsize=(13.5, 8), layout="constrained")
+    axes = figure.subplot_mosaic([["a", "b", "costs"], ["c", "d", "costs"]])
     figure.get_layout_engine().set(wspace=0.05)
-    for row, (title, side) in enumerate(sides.items()):
+    for (title, side), (copper, heat) in zip(sides.items(), ("ab", "cd"), strict=True):
         _draw_field(
-            axes[row, 0], side["conductivity"], f"{title}: copper patches",
+            axes[copper], side["conductivity"], f"{title}: copper patches",
             cmap="copper", limits=(0, most["conductivity"]), label="conductivity, W/(m·K)",
         )  # fmt: skip
-        _draw_patches(axes[row, 0], side["design"])
+        _draw_patches(axes[copper], side["design"])
         hottest = np.max(side["temperature"])
         _draw_field(
-            axes[row, 1], side["temperature"], f"{title}: temperature, at most {hottest:.0f} K",
+            axes[heat], side["temperature"], f"{title}: temperature, at most {hottest:.0f} K",
             cmap="inferno", limits=(300, most["temperature"]), label="temperature, K",
         )  # fmt: skip
-        _write_temperatures(axes[row, 1], side["chips"])
-    _draw_pushes(axes[0, 0], result.before["design"]["centres"], result.gradient["centres"])
-    _draw_costs(axes[0, 2], result.costs)
-    _draw_flow(axes[1, 2], result.flow)
+        _write_temperatures(axes[heat], side["chips"])
+    _draw_pushes(axes["a"], result.before["design"]["centres"], result.gradient["centres"])
+    _draw_costs(axes["costs"], result.costs)
     return figure
 
 
@@ -129,29 +137,11 @@ def _draw_pushes(axis: Any, centres: Any, gradient: Any) -> None:
 
 
 def _draw_costs(axis: Any, costs: list[float]) -> None:
-    axis.plot(costs, lw=2, color="#4f46e5")
+    axis.plot(costs, lw=2, color="#6366f1")
     axis.set_title("cost: log of the failure rate + penalties", fontsize=11)
     axis.set_xlabel("gradient step")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-_BETWEEN = ("layout → heat", "heat → reliability", "reliability → cost")
-
-
-def _draw_flow(axis: Any, flow: dict[str, tuple[float, float]]) -> None:
-    names = list(flow)
-    positions = np.arange(len(names))
-    values, cotangents = zip(*flow.values(), strict=True)
-    axis.bar(positions - 0.2, values, 0.4, label="‖value‖ on the way there", color="#94a3b8")
-    axis.bar(positions + 0.2, cotangents, 0.4, label="‖cotangent‖ on the way back", color="#4f46e5")
-    axis.set_yscale("log")
-    axis.set_ylim(top=100 * max(values))
-    labels = [f"{name}\n{between}" for name, between in zip(names, _BETWEEN, strict=True)]
-    axis.set_xticks(positions, labels, fontsize=8)
-    axis.set_title("what flows between the programs, and back", fontsize=11)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, loc="upper right", fontsize=9)
 
 
 def _svg(figure: Any) -> str:
@@ -160,7 +150,7 @@ def _svg(figure: Any) -> str:
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]
 
 
-def _page(result: Result, svg: str) -> str:
+def _page(result: Result, light: str, dark: str) -> str:
     facts = {
         "cost": f"{result.costs[0]:.4g} → {result.costs[-1]:.4g}",
         "gradient steps": f"{len(result.costs) - 1} in {result.seconds:.1f} s",
@@ -179,6 +169,6 @@ def _page(result: Result, svg: str) -> str:
     )
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     return template.substitute(
-        tiles=tiles, table=table, svg=svg, code=html.escape(result.code), forward=result.forward,
-        backward=result.backward,
+        tiles=tiles, table=table, light=light, dark=dark, code=html.escape(result.code), run=result.run,
+        pipeline=result.pipeline,
     )  # fmt: skip

@@ -144,6 +144,19 @@ class CapabilityError(ChainruleError, NotImplementedError):
     exit_code = 2
 
 
+def missing_dependency(needs: str, package: str | None, install: str) -> CapabilityError:
+    """What to raise where an optional package is not installed.
+
+    Args:
+        needs: the beginning of the message, such as `"FMUs need"`.
+        package: the package.
+        install: what pip is to install.
+    """
+    return CapabilityError(
+        f"{needs} the package {package}: pip install {install}.", code="missing_dependency"
+    )
+
+
 class StorageError(ChainruleError, OSError):
     """A folder that is full, read-only or gone."""
 

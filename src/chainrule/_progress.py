@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -166,21 +166,32 @@ def track(items: Iterable[T], description: str, total: int, *, show: bool = True
             advance(done)
 
 
+class Advance(Protocol):
+    """Draws how far the work is, and a note beside its description."""
+
+    def __call__(self, done: float, note: str = "") -> None: ...
+
+
 @contextmanager
-def progress_bar(
-    description: str, total: int, *, show: bool = True
-) -> Iterator[Callable[[int], None]]:
-    """A function that draws how many steps are done, under the conditions that `track` states."""
+def progress_bar(description: str, total: float | None, *, show: bool = True) -> Iterator[Advance]:
+    """What draws how far the work is, under the conditions that `track` states.
+
+    Args:
+        description: of the work.
+        total: how far it goes, in steps or in any other unit; `None` where that is not known.
+        show: whether it is drawn at all.
+    """
     bar: Progress | None = None
     start = time.monotonic()
     is_shown = show and sys.stderr.isatty()
 
-    def advance(done: int) -> None:
+    def advance(done: float, note: str = "") -> None:
         nonlocal bar
         if bar is None and is_shown and time.monotonic() - start > PATIENCE_S:
             bar = _start_bar(description, total)
         if bar is not None:
-            bar.update(bar.task_ids[0], completed=done)
+            shown = f"{description} {note}".rstrip()
+            bar.update(bar.task_ids[0], completed=done, description=shown)
 
     try:
         yield advance
@@ -189,7 +200,7 @@ def progress_bar(
             bar.stop()
 
 
-def _start_bar(description: str, total: int) -> Progress:
+def _start_bar(description: str, total: float | None) -> Progress:
     # Rich is imported only when a bar is shown: most calls never show one.
     from rich.console import Console
     from rich.progress import Progress

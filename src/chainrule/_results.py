@@ -20,6 +20,7 @@ import numpy as np
 
 from chainrule._describe import describe_array
 from chainrule._paths import join_path, path_to_pattern
+from chainrule._tables import Html, html_table
 from chainrule._trees import is_arraylike, iterate_leaves
 
 _FEW = 6  # elements of an array that are written out
@@ -88,14 +89,16 @@ class Result(dict[str, Any]):
         )
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr><th scope="row" style="text-align:left"><code>{escape(line.path)}</code></th>'
-            f'<td style="text-align:left"><code>{escape(line.type)}</code></td>'
-            f'<td style="text-align:left">{escape(line.text)} {escape(line.units)}</td>'
-            f"<td>{_thumbnail(line.value, line.path)}</td></tr>"
+        rows = (
+            (
+                Html(f"<code>{escape(line.path)}</code>"),
+                Html(f"<code>{escape(line.type)}</code>"),
+                f"{line.text} {line.units}",
+                Html(_thumbnail(line.value, line.path)),
+            )
             for line in self.lines()
         )
-        return f"<table><tbody>{rows}</tbody></table>"
+        return html_table(rows, has_row_heads=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)

@@ -38,7 +38,7 @@ def read_sparsity(declared: Any) -> dict[str, dict[str, Any]]:
     """A declaration as plain data.
 
     Raises:
-        ValueError: it is none; with what was expected and found, for a message.
+        ValueError: it is not a sparsity pattern; with what was expected and found, for a message.
     """
     return {
         output: {given: _as_plain(block) for given, block in row.items()}

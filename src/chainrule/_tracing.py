@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from chainrule._errors import DefinitionError
+from chainrule._errors import missing_dependency
 
 Kind = Literal["SERVER", "CLIENT", "INTERNAL"]
 
@@ -106,7 +106,7 @@ def export_spans(destination: str, service: str) -> None:
         service: name under which they appear.
 
     Raises:
-        DefinitionError: the packages are not installed (`tracing_missing`).
+        CapabilityError: the packages are not installed (`missing_dependency`).
     """
     try:
         from opentelemetry import trace
@@ -118,10 +118,7 @@ def export_spans(destination: str, service: str) -> None:
         provider = TracerProvider(resource=Resource.create({"service.name": service}))
         provider.add_span_processor(_processor(destination))
     except ModuleNotFoundError as error:
-        raise DefinitionError(
-            f"Traces need the package {error.name!r}: pip install 'chainrule[traces]'.",
-            code="tracing_missing",
-        ) from error
+        raise missing_dependency("Traces need", error.name, "'chainrule[traces]'") from error
     trace.set_tracer_provider(provider)
 
 

@@ -70,12 +70,10 @@ def test_programs_from_parts():
 
 def test_equations_can_be_replaced():
     sine, product = equations(lambda x: jnp.sin(x) * 2.0, 1.0)
-    replaced = names.replace_equation(
-        product, invars=sine.invars + product.invars[1:], outvars=sine.outvars, params={}
-    )
+    replaced = product.replace(invars=sine.invars + product.invars[1:], outvars=sine.outvars)
     assert replaced.invars[0] is sine.invars[0]
     assert replaced.outvars == list(sine.outvars)
-    assert names.replace_equation(sine).primitive is sine.primitive
+    assert sine.replace().primitive is sine.primitive
 
 
 def test_bind_parameters_of_custom_derivatives():

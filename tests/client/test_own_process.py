@@ -1,6 +1,7 @@
 """A component in a process of its own, and in an environment of its own."""
 
 import contextlib
+import hashlib
 import os
 import pickle
 import shutil
@@ -213,15 +214,43 @@ def registry(tmp_path):
         pytest.skip("the package registry cannot be reached")
 
 
-def test_requirements_are_installed_by_pip_and_win_over_what_is_here(tmp_path, registry):
+LOCK = """lock-version = "1.0"
+created-by = "a test"
+
+[[packages]]
+name = "iniconfig"
+version = "1.1.1"
+
+[[packages.wheels]]
+name = "{name}"
+path = "../{name}"
+hashes = {{sha256 = "{digest}"}}
+"""
+
+
+def declared(kind, folder):
+    """The file in which a component asks for the requirement, and its content."""
+    (wheel,) = folder.glob("iniconfig*.whl")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return {
+        "requirements.txt": f"{REQUIREMENT}\n",
+        "pylock.toml": LOCK.format(name=wheel.name, digest=digest),
+        "pyproject.toml": f"[project]\nname = 'x'\nversion = '1'\ndependencies = ['{REQUIREMENT}']\n",
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["requirements.txt", "pylock.toml", "pyproject.toml"])
+def test_requirements_are_installed_by_pip_and_win_over_what_is_here(tmp_path, registry, kind):
+    home = tmp_path / "component"
+    home.mkdir()
     text = SOURCE.read_text().replace(
         "import numpy", "from importlib.metadata import version\nimport numpy"
     )
-    (tmp_path / "tesseract_api.py").write_text(
+    (home / "tesseract_api.py").write_text(
         text.replace("2.0\n", "float(version('iniconfig')[0])\n")
     )
-    (tmp_path / "requirements.txt").write_text(f"{REQUIREMENT}\n")
-    with Component.from_source(tmp_path, environment=True) as component:
+    (home / kind).write_text(declared(kind, tmp_path))
+    with Component.from_source(home, environment=True) as component:
         assert component.apply({"x": [1.0]})["y"].tolist() == [1.0]
     assert metadata.version("iniconfig") != "1.1.1"
 

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from chainrule.client._environment import _declared
+from chainrule.client._environment import USUAL_REQUIREMENTS, _declared
 from chainrule.compat.tesseract_core import Tesseract
+from chainrule.errors import DefinitionError
 
 API = """
 import greeting
@@ -73,7 +74,7 @@ def test_why_there_is_no_environment(folder, tmp_path, script, reason):
 
 def test_the_environment_file_has_to_be_there(folder):
     (folder / "tesseract_environment.yaml").unlink()
-    with pytest.raises(RuntimeError, match=r"there is no .*tesseract_environment\.yaml"):
+    with pytest.raises(RuntimeError, match=r"tesseract_environment\.yaml does not exist"):
         Tesseract.from_source(folder).serve()
 
 
@@ -82,6 +83,18 @@ def test_another_file_of_requirements_can_be_named(tmp_path):
         "build_config:\n  requirements: {provider: uv-pip, requirements_file: other.txt}\n"
     )
     (tmp_path / "tesseract_requirements.txt").write_text("numpy\n")
-    assert _declared(tmp_path).name == "tesseract_requirements.txt"
+    with pytest.raises(DefinitionError, match=r"other\.txt does not exist") as caught:
+        _declared(tmp_path)
+    assert caught.value.code == "bad_requirements"
     (tmp_path / "other.txt").write_text("scipy\n")
     assert _declared(tmp_path).name == "other.txt"
+    (tmp_path / "component.yaml").write_text("build: {requirements: own.txt}\n")
+    (tmp_path / "own.txt").write_text("scipy\n")
+    assert _declared(tmp_path).name == "own.txt"
+
+
+def test_the_first_of_the_usual_files_is_read(tmp_path):
+    assert _declared(tmp_path) is None
+    for name in reversed(USUAL_REQUIREMENTS):
+        (tmp_path / name).write_text("")
+        assert _declared(tmp_path).name == name

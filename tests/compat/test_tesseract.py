@@ -109,8 +109,10 @@ def test_a_tesseract_in_jax_as_an_argument_and_with_wrong_inputs():
         run = jax.jit(lambda t, v: apply_tesseract(t, {"part": {"v": v, "s": 2.0}})["y"])
         np.testing.assert_allclose(run(scaling, np.array([0.0, 1.0])), 2 * np.sin([0.0, 1.0]))
     for wrong in ("text", None, object()):
-        with pytest.raises(TypeError, match="array"):
-            apply_tesseract(scaling, {"part": {"v": wrong}})
+        for s in (2.0, jnp.ones(())):
+            call = lambda s, v=wrong: apply_tesseract(scaling, {"part": {"v": v, "s": s}})  # noqa: E731
+            with pytest.raises(TypeError, match="array"):
+                (jax.jit(call) if isinstance(s, jax.Array) else call)(s)
 
 
 def test_profiles_and_traces_are_logged_when_they_are_asked_for(caplog):

@@ -311,6 +311,7 @@ def test_images_go_to_a_registry_and_come_back(engine, square, folders, registry
     engine.ask("rmi", *tags)
     assert not engine.succeeds("image", "inspect", name)
     with Component.from_image(name, network="host") as component:
+        assert component.transport.place.endswith(f"(image {name})")
         np.testing.assert_array_equal(component.apply({"x": [3.0]})["y"], [9.0])
         assert engine.inspect("image", name)["Config"]["Labels"] == dict(square.labels)
     with pytest.raises(CapabilityError, match="cannot pull") as caught:

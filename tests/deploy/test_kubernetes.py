@@ -60,6 +60,8 @@ scalings = st.sampled_from(
         {"replicas": 2, "hpa": 8},
         {"keda": 8, "prometheus": "http://prometheus.monitoring:9090", "scale_to_zero": True},
         {"jobs": "10Gi", "storage_class": "fast"},
+        {"jobs": "postgresql", "replicas": 3},
+        {"jobs": "postgresql", "jobs_secret": "shared-jobs", "hpa": 8},
         {"ingress": "heat.example", "ingress_tls": "heat-cert", "allow_from": ("ingress-nginx",)},
     ]
 )
@@ -162,6 +164,26 @@ def test_what_a_pod_may_do_and_how_it_stops():
     assert not any("subPath" in mount for mount in container["volumeMounts"])
 
 
+def test_servers_that_share_their_jobs():
+    """They are a Deployment, and find the URL of the database in a file: it is in no argument or variable."""
+    deployment = KubernetesDeployment(image=IMAGE, name="heat", jobs="postgresql", replicas=3)
+    objects = manifests(deployment)
+    assert [each["kind"] for each in objects if each["kind"].endswith("Set")] == []
+    (workload,) = [each for each in objects if each["kind"] == "Deployment"]
+    assert workload["spec"]["replicas"] == 3
+    spec = pod_of(objects)["spec"]
+    (container,) = spec["containers"]
+    place = container["args"][container["args"].index("--jobs") + 1]
+    assert {"name": "jobs", "mountPath": str(Path(place).parent), "readOnly": True} in container[
+        "volumeMounts"
+    ]
+    (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "jobs"]
+    assert volume["secret"]["secretName"] == "heat-jobs"
+    assert Path(place).name == "url"
+    (policy,) = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    assert {"protocol": "TCP", "port": 5432} in policy["spec"]["egress"][0]["ports"]
+
+
 def test_a_scaled_object_reads_as_keda_documents_it():
     (scaled,) = [
         each
@@ -193,6 +215,8 @@ def test_a_scaled_object_reads_as_keda_documents_it():
         ({"keda": 4}, "--prometheus URL together"),
         ({"scale_to_zero": True}, "Only KEDA scales to zero"),
         ({"jobs": "1Gi", "replicas": 2}, "belong to one server"),
+        ({"jobs": "postgresql://u:pa55@h/d"}, "kubectl create secret generic heat-jobs"),
+        ({"jobs_secret": "heat-jobs", "jobs": "1Gi"}, "--jobs postgresql"),
         ({"storage_class": "fast"}, "--jobs SIZE"),
         ({"ingress_class": "nginx"}, "--ingress HOST"),
         ({"ingress": "heat.example"}, "--allow-from ingress-nginx"),

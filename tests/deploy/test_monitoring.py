@@ -40,15 +40,20 @@ def expressions():
 
 
 @pytest.fixture(scope="module")
-def metrics():
+def metrics(tmp_path_factory):
     """What a server has at `/metrics` after a call: the text, and name → labels."""
 
     @component
     def double(x: float) -> float:
         return 2 * x
 
+    token = tmp_path_factory.mktemp("token") / "token"
+    token.write_text("a-token-of-enough-letters")
+    options = ServeOptions(workers=0, token_file=token)
     with TestClient(
-        create_app(double, options=ServeOptions(workers=0)), base_url="http://localhost"
+        create_app(double, options=options),
+        base_url="http://localhost",
+        headers={"Authorization": "Bearer a-token-of-enough-letters"},
     ) as client:
         assert client.post("/apply", json={"inputs": {"x": 1.0}}).status_code == 200
         text = client.get("/metrics").text
@@ -113,11 +118,14 @@ SITUATIONS = {
     "callers are turned away": ({"turned": "0+2x60"}, {"ChainruleTurnsCallersAway"}),
     "the queue is nearly full": ({"waiting": "60x60"}, {"ChainruleQueueLong"}),
     "calls take too long": ({"timed": "0+1x60"}, {"ChainruleTimeouts"}),
+    "a file cannot be used": ({"files": "0x60"}, {"ChainruleFilesNotUsed"}),
+    "a caller is limited": ({"limited": "0+3x60"}, {"ChainruleTokenLimited"}),
     "jobs fail": ({"failed": "0+1x60"}, {"ChainruleJobsFail"}),
 }
 USUAL = {
     "up": "1x60", "ready": "1x60", "restarts": "0x60", "good": "0+100x60", "bad": "0x60",
     "turned": "0x60", "waiting": "3x60", "limit": "64x60", "timed": "0x60", "failed": "7x60",
+    "files": "1x60", "limited": "0x60",
 }  # fmt: skip
 SERIES = {
     "up": 'up{job="chainrule",instance="a"}',
@@ -129,6 +137,8 @@ SERIES = {
     "waiting": "chainrule_calls_waiting{@}",
     "limit": "chainrule_queue_limit{@}",
     "timed": "chainrule_calls_timed_out_total{@}",
+    "files": 'chainrule_files_current{job="chainrule",instance="a",files="token"}',
+    "limited": 'chainrule_token_limited_total{job="chainrule",instance="a",token="t",limit="rate"}',
     "failed": 'chainrule_jobs{job="chainrule",instance="a",state="failed"}',
 }
 
@@ -197,7 +207,11 @@ def test_a_real_prometheus_fills_the_dashboard(tmp_path):
         )
         component = Component.from_url(url, token="a-token-of-enough-letters")
         panels = {panel["title"]: panel["targets"] for panel in dashboard()["panels"]}
-        for title in ("Errors", "Jobs"):  # a healthy server without jobs has none
+        for title in (
+            "Errors",
+            "Jobs",
+            "Found in stores",
+        ):  # a healthy server without jobs and stores
             del panels[title]
         waiting = {target["expr"] for targets in panels.values() for target in targets}
         for _ in range(400):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chainrule import component
-from chainrule.errors import DefinitionError
+from chainrule.errors import CapabilityError, DefinitionError
 from chainrule.runtime import Array, Differentiable, Float32
 from device.gpu import gpus
 
@@ -62,6 +62,6 @@ def test_a_framework_that_is_not_installed():
         pytest.skip("CuPy is installed")
     except ModuleNotFoundError:
         pass
-    with pytest.raises(DefinitionError, match="needs the package 'cupy'") as caught:
+    with pytest.raises(CapabilityError, match="needs the package cupy") as caught:
         component(framework="cupy")(doubled)
-    assert caught.value.code == "framework_missing"
+    assert caught.value.code == "missing_dependency"

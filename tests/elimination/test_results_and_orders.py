@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule import ChainruleError
+from chainrule import ChainruleError, _progress
 from chainrule.elimination import (
     Order,
     OrderError,
@@ -225,21 +225,10 @@ def test_progress_shows_the_best_cost(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(_find_order, "_PATIENCE_S", 0)
+    monkeypatch.setattr(_progress, "PATIENCE_S", 0)
     order = find_order(roe_flux_1d, *POINT, budget_s=0.5)
     shown = re.findall(r"searching.*best (\d+)", capsys.readouterr().err)
     assert order.cost <= int(shown[-1])
-
-
-def test_a_search_without_end_shows_a_bar_without_end(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(_find_order, "_PATIENCE_S", 0)
-    with _find_order._Reporter(True, float("inf")) as report:
-        report(_portfolio.Found((1,), 7, None, "greedy", 0.0, 1), 0.5)
-        report(_portfolio.Found((1,), 6, None, "greedy", 0.0, 1), 1.5)
-    assert "best 6" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_explained():

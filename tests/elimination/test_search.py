@@ -22,11 +22,9 @@ from chainrule.elimination._search import (
 )
 from chainrule.elimination._search._improve import (
     anneal,
-    beam,
     branch_and_bound,
     greedy,
     order_windows,
-    relative_markowitz,
 )
 from chainrule.elimination._search._problem import OutOfBudgetError
 
@@ -107,7 +105,6 @@ def test_interpreted_and_compiled_searches_take_the_same_decisions(problem, seed
     found = [
         (
             greedy(graph, 0.5, 0.3, seed),
-            relative_markowitz(graph),
             order_windows(graph, order, 4),
             anneal(graph, order, [2.0, 0.5], 3, 2, seed) if len(order) > 1 else None,
             graph.work > 0,
@@ -170,17 +167,6 @@ def test_branch_and_bound_is_as_good_as_trying_everything(problem):
     assert sum(count_by_hand(problem, found)) == sum(count_by_hand(problem, exact))
 
 
-@given(scalar_problems())
-def test_beam_and_relative_markowitz_give_orders(problem):
-    graph = PartialGraph(problem)
-    for order in (beam(graph, 3), relative_markowitz(graph)):
-        assert sorted(order) == list(problem.eliminable)
-    # A beam that keeps everything is dynamic programming over all sets.
-    if len(problem.eliminable) <= 4:
-        widest = sum(graph.order_costs(beam(graph, 16)))
-        assert widest == sum(graph.order_costs(order_windows(graph, problem.eliminable, 4)))
-
-
 def narrow(seed, inner=16):
     """A graph whose edges reach back a few vertices only, with three inputs and three outputs."""
     rng = random.Random(seed)
@@ -201,11 +187,11 @@ def test_branch_and_bound_proves_what_cuts_cannot():
     assert found.is_optimal
 
 
-def test_search_stops_a_beam_that_takes_too_long():
+def test_search_stops_a_pass_that_takes_too_long():
     graph = PartialGraph(layered(2))
     graph.deadline = time.perf_counter() - 1
     with pytest.raises(OutOfBudgetError):
-        beam(graph, 4)
+        greedy(graph, 0.5, 0.0, 1)
 
 
 @given(st.lists(st.integers(1, 30), min_size=3, max_size=9))

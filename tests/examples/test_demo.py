@@ -5,10 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.view.pages import data_of
 
 from chainrule.runtime import load_component
 from chainrule.runtime.testing import check_gradients
@@ -30,7 +32,15 @@ def test_demo_checks_its_gradient_improves_the_board_and_leaves_a_report(tmp_pat
     assert float(end) < float(start)
     assert (tmp_path / "demo.png").stat().st_size > 10_000
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 3  # the plot, the way there, the way back
+    assert page.count("<svg") == 2  # the plot on a light page and on a dark one
+    frames = [data_of(unescape(text)) for text in re.findall(r'<iframe srcdoc="([^"]*)"', page)]
+    run, pipeline = frames
+    assert [frame["step"] for frame in run["frames"]] == [0, 1, 2, 3]
+    assert {"conductivity", "temperature"} == set(run["frames"][0]["fields"])
+    assert float(start) == pytest.approx(run["frames"][0]["cost"], rel=1e-3)
+    boxes = {node["name"]: " ".join(node["lines"]) for node in pipeline["nodes"]}
+    assert "http://127.0.0.1" in boxes["layout"]
+    assert ", vjp " in boxes["heat"]
     assert "apply_component(programs.heat" in page
     assert not re.search(r"(src|href)=.http", page)
 

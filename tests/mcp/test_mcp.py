@@ -12,99 +12,105 @@ import pytest
 
 pytest.importorskip("mcp_types")  # of version 2 of the protocol's package
 
+from anyio.from_thread import start_blocking_portal
+
 from mcp import Client, StdioServerParameters
 
 COMPONENT = str(Path(__file__).parent / "tool_component.py")
+LINE = """
+from chainrule.runtime import Differentiable, Float64, component
+
+@component(derivatives="finite")
+def line(a: Differentiable[Float64] = 2.0) -> Differentiable[Float64]:
+    return 3 * a
+"""
 X = {"x": [1.0, 3.0]}
 
 
-def with_client(work, **client):
-    async def run():
-        arguments = ["-m", "chainrule", "mcp", COMPONENT, "--max-elements", "20"]
-        parameters = StdioServerParameters(
-            command=sys.executable, args=arguments, env=dict(os.environ)
-        )
-        async with Client(parameters, **client) as c:
-            return await work(c)
+def server(*sources):
+    arguments = ["-m", "chainrule", "mcp", *sources, "--max-elements", "20"]
+    return StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
 
-    return asyncio.run(run())
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    """Calls a method of one client of all these tests, and waits for what it gives."""
+    line = tmp_path_factory.mktemp("mcp") / "line.py"
+    line.write_text(LINE)
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(Client(server(COMPONENT, str(line)))) as c,
+    ):
+        yield lambda method, *arguments: portal.call(getattr(c, method), *arguments)
+
+
+@pytest.fixture(scope="module")
+def call(client):
+    """Calls a tool."""
+    return lambda tool, arguments: client("call_tool", tool, arguments)
 
 
 def texts(result):
     return [part.text for part in result.content]
 
 
-def test_tools_values_and_bad_input():
-    async def work(c):
-        tools = {tool.name: tool for tool in (await c.list_tools()).tools}
-        assert list(tools) == [
-            "tool_component_apply",
-            "tool_component_gradient",
-            "tool_component_jacobian",
-        ]
-        schema = tools["tool_component_apply"].input_schema
-        x = schema["properties"]["x"]
-        assert x["anyOf"][0] == {"type": "array", "items": {"type": "number", "minimum": 0}}
-        assert x["description"] == "positions, array of shape [n], in m, differentiable"
-        assert schema["required"] == ["x"]
-        assert schema["properties"]["scale"]["default"] == 2.0
-        assert "Heat in a rod." in tools["tool_component_apply"].description
+def test_tools_values_and_bad_input(client, call):
+    tools = {tool.name: tool for tool in client("list_tools").tools}
+    assert list(tools) == [
+        f"{name}_{what}"
+        for name in ("tool_component", "line")
+        for what in ("apply", "gradient", "jacobian")
+    ]
+    schema = tools["tool_component_apply"].input_schema
+    x = schema["properties"]["x"]
+    assert x["anyOf"][0] == {"type": "array", "items": {"type": "number", "minimum": 0}}
+    assert x["description"] == "positions, array of shape [n], in m, differentiable"
+    assert schema["required"] == ["x"]
+    assert schema["properties"]["scale"]["default"] == 2.0
+    assert "Heat in a rod." in tools["tool_component_apply"].description
 
-        plain = await c.call_tool("tool_component_apply", X)
-        assert plain.structured_content == {"y": [2.0, 18.0]}
-        assert json.loads(texts(plain)[0]) == {"y": [2.0, 18.0]}
-        slope = await c.call_tool("tool_component_gradient", {"inputs": X, "of": "y"})
-        assert slope.structured_content["gradient"] == {"x": [4.0, 12.0]}
-        both = {"inputs": {**X, "scale": 1.0}, "of": "y", "wrt": ["scale"]}
-        assert (await c.call_tool("tool_component_gradient", both)).structured_content[
-            "gradient"
-        ] == {"scale": 10.0}
-        blocks = await c.call_tool("tool_component_jacobian", {"inputs": X, "wrt": ["x"]})
-        assert blocks.structured_content == {"y": {"x": [[4.0, 0.0], [0.0, 12.0]]}}
+    plain = call("tool_component_apply", X)
+    assert plain.structured_content == {"y": [2.0, 18.0]}
+    assert json.loads(texts(plain)[0]) == {"y": [2.0, 18.0]}
+    slope = call("tool_component_gradient", {"inputs": X, "of": "y"})
+    assert slope.structured_content["gradient"] == {"x": [4.0, 12.0]}
+    both = {"inputs": {**X, "scale": 1.0}, "of": "y", "wrt": ["scale"]}
+    assert call("tool_component_gradient", both).structured_content["gradient"] == {"scale": 10.0}
+    blocks = call("tool_component_jacobian", {"inputs": X, "wrt": ["x"]})
+    assert blocks.structured_content == {"y": {"x": [[4.0, 0.0], [0.0, 12.0]]}}
 
-        for arguments, words in (
-            ({"x": [[1.0]]}, "f64[n]"),
-            ({"x": [1.0, -1.0]}, "element [1] is smaller"),
-            ({"y": 1}, "x"),
-            ({**X, "zz": 1}, "zz"),
-            ({**X, "mode": "fail"}, "no convergence"),
-            ({"x": {"file": "/etc/passwd.npy"}}, "not a file that this server has written"),
-        ):
-            refused = await c.call_tool("tool_component_apply", arguments)
-            assert refused.is_error
-            assert words in texts(refused)[0]
-            assert "Traceback" not in texts(refused)[0]
-        unknown = await c.call_tool("tool_component_gradient", {"inputs": X, "off": "y"})
-        assert "missing of, unexpected off" in texts(unknown)[0]
-        assert (await c.call_tool("nonsense", {})).is_error
-        wrong = await c.call_tool("tool_component_gradient", {"inputs": X, "of": "yy"})
-        assert "yy" in texts(wrong)[0]
-
-    with_client(work)
+    for arguments, words in (
+        ({"x": [[1.0]]}, "f64[n]"),
+        ({"x": [1.0, -1.0]}, "element [1] is smaller"),
+        ({"y": 1}, "x"),
+        ({**X, "zz": 1}, "zz"),
+        ({**X, "mode": "fail"}, "no convergence"),
+        ({"x": {"file": "/etc/passwd.npy"}}, "not a file that this server has written"),
+    ):
+        refused = call("tool_component_apply", arguments)
+        assert refused.is_error
+        assert words in texts(refused)[0]
+        assert "Traceback" not in texts(refused)[0]
+    unknown = call("tool_component_gradient", {"inputs": X, "off": "y"})
+    assert "missing of, unexpected off" in texts(unknown)[0]
+    assert call("nonsense", {}).is_error
+    wrong = call("tool_component_gradient", {"inputs": X, "of": "yy"})
+    assert "yy" in texts(wrong)[0]
 
 
-def test_nan_large_arrays_and_crashes():
-    async def work(c):
-        odd = await c.call_tool("tool_component_apply", {**X, "mode": "nan"})
-        assert odd.structured_content == {"y": ["NaN", "NaN"]}
-        assert "JSON does not have" in texts(odd)[1]
-        large = (
-            await c.call_tool("tool_component_apply", {**X, "mode": "large"})
-        ).structured_content["y"]
-        assert (large["shape"], large["max"]) == ([50], 49.0)
-        np.testing.assert_array_equal(np.load(large["file"]), np.arange(50.0))
-        again = await c.call_tool(
-            "tool_component_gradient", {"inputs": {"x": {"file": large["file"]}}, "of": "y"}
-        )
-        assert again.structured_content["gradient"]["x"]["max"] == 4 * 49.0
-        crashed = await c.call_tool("tool_component_apply", {**X, "mode": "crash"})
-        assert crashed.is_error
-        assert "worker_crashed" in texts(crashed)[0]
-        assert (await c.call_tool("tool_component_apply", X)).structured_content == {
-            "y": [2.0, 18.0]
-        }
-
-    with_client(work)
+def test_nan_large_arrays_and_crashes(call):
+    odd = call("tool_component_apply", {**X, "mode": "nan"})
+    assert odd.structured_content == {"y": ["NaN", "NaN"]}
+    assert "JSON does not have" in texts(odd)[1]
+    large = call("tool_component_apply", {**X, "mode": "large"}).structured_content["y"]
+    assert (large["shape"], large["max"]) == ([50], 49.0)
+    np.testing.assert_array_equal(np.load(large["file"]), np.arange(50.0))
+    again = call("tool_component_gradient", {"inputs": {"x": {"file": large["file"]}}, "of": "y"})
+    assert again.structured_content["gradient"]["x"]["max"] == 4 * 49.0
+    crashed = call("tool_component_apply", {**X, "mode": "crash"})
+    assert crashed.is_error
+    assert "worker_crashed" in texts(crashed)[0]
+    assert call("tool_component_apply", X).structured_content == {"y": [2.0, 18.0]}
 
 
 def test_progress_and_cancellation():
@@ -136,46 +142,44 @@ def test_progress_and_cancellation():
             "y": [2.0, 18.0]
         }
 
-    with_client(work, mode="legacy")
+    async def run():
+        async with Client(server(COMPONENT), mode="legacy") as c:
+            await work(c)
+
+    asyncio.run(run())
 
 
-def test_files_are_private_and_checked():
-    async def work(c):
-        large = await c.call_tool("tool_component_apply", {"x": list(range(50))})
-        path = Path(large.structured_content["y"]["file"])
-        assert path.stat().st_mode & 0o777 == 0o600
-        path.write_bytes(path.read_bytes()[:50])
-        for name, code in (
-            (str(path), "file_damaged"),
-            ("a\0b.npy", "path_not_granted"),
-            ("a" * 100_000 + ".npy", "path_not_granted"),
-            ("../x.npy", "path_not_granted"),
-        ):
-            refused = await c.call_tool("tool_component_apply", {"x": {"file": name}})
-            assert refused.is_error
-            assert f"[{code}]" in texts(refused)[0]
-            assert len(texts(refused)[0]) < 300
-        unknown = await c.call_tool("a" * 100_000, {})
-        assert len(texts(unknown)[0]) < 300
-        path.unlink()
-        path.parent.rmdir()
-        path.parent.write_bytes(b"in the way of a folder")
-        failed = await c.call_tool("tool_component_apply", {"x": list(range(50))})
-        assert "[storage_failed]" in texts(failed)[0]
-        path.parent.unlink()
-
-    with_client(work)
+def test_files_are_private_and_checked(call):
+    large = call("tool_component_apply", {"x": list(range(50))})
+    path = Path(large.structured_content["y"]["file"])
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(path.read_bytes()[:50])
+    for name, code in (
+        (str(path), "file_damaged"),
+        ("a\0b.npy", "path_not_granted"),
+        ("a" * 100_000 + ".npy", "path_not_granted"),
+        ("../x.npy", "path_not_granted"),
+    ):
+        refused = call("tool_component_apply", {"x": {"file": name}})
+        assert refused.is_error
+        assert f"[{code}]" in texts(refused)[0]
+        assert len(texts(refused)[0]) < 300
+    unknown = call("a" * 100_000, {})
+    assert len(texts(unknown)[0]) < 300
+    kept = path.parent.rename(path.parent.with_suffix(".kept"))
+    path.parent.write_bytes(b"in the way of a folder")
+    failed = call("tool_component_apply", {"x": list(range(50))})
+    assert "[storage_failed]" in texts(failed)[0]
+    path.parent.unlink()
+    kept.rename(path.parent)
 
 
-def test_gradients_of_what_is_no_output():
-    async def work(c):
-        for of in (5, None, ["y"], "", "nothing", "y.[0]", {"y": 1}):
-            refused = await c.call_tool("tool_component_gradient", {"inputs": X, "of": of})
-            assert refused.is_error
-            codes = ("[bad_paths]", "[path_unknown]", "[path_not_differentiable]")
-            assert texts(refused)[0].endswith(codes)
-
-    with_client(work)
+def test_gradients_of_what_is_no_output(call):
+    for of in (5, None, ["y"], "", "nothing", "y.[0]", {"y": 1}):
+        refused = call("tool_component_gradient", {"inputs": X, "of": of})
+        assert refused.is_error
+        codes = ("[bad_paths]", "[path_unknown]", "[path_not_differentiable]")
+        assert texts(refused)[0].endswith(codes)
 
 
 def test_what_a_component_prints_cannot_control_the_terminal():
@@ -210,28 +214,10 @@ def test_a_client_that_leaves_without_a_word():
         assert server.wait() == 0
 
 
-def test_a_component_whose_inputs_have_defaults(tmp_path):
-    source = tmp_path / "line.py"
-    source.write_text(
-        "from chainrule.runtime import Differentiable, Float64, component\n\n"
-        "@component(derivatives='finite')\n"
-        "def line(a: Differentiable[Float64] = 2.0) -> Differentiable[Float64]:\n"
-        "    return 3 * a\n"
-    )
-
-    async def work():
-        parameters = StdioServerParameters(
-            command=sys.executable,
-            args=["-m", "chainrule", "mcp", str(source)],
-            env=dict(os.environ),
-        )
-        async with Client(parameters) as c:
-            none = await c.call_tool("line_gradient", {"inputs": {}, "of": "result"})
-            assert none.is_error
-            assert "Expected wrt" in texts(none)[0]
-            assert "there are a." in texts(none)[0]
-            asked = {"inputs": {}, "of": "result", "wrt": ["a"]}
-            found = await c.call_tool("line_gradient", asked)
-            assert found.structured_content["gradient"]["a"] == pytest.approx(3.0)
-
-    asyncio.run(work())
+def test_a_component_whose_inputs_have_defaults(call):
+    none = call("line_gradient", {"inputs": {}, "of": "result"})
+    assert none.is_error
+    assert "Expected wrt" in texts(none)[0]
+    assert "there are a." in texts(none)[0]
+    found = call("line_gradient", {"inputs": {}, "of": "result", "wrt": ["a"]})
+    assert found.structured_content["gradient"]["a"] == pytest.approx(3.0)

@@ -11,7 +11,15 @@ from pydantic import Field
 import chainrule
 from chainrule import Component, ComponentError, InputError, minimize
 from chainrule.errors import CapabilityError, StorageError
-from chainrule.runtime import Array, Bounds, Differentiable, Float32, Float64, component
+from chainrule.runtime import (
+    Array,
+    Bounds,
+    Differentiable,
+    Float32,
+    Float64,
+    component,
+    load_component,
+)
 
 Vector = Differentiable[Array[(3,), Float64]]
 TARGET = np.array([1.0, 0.25, 0.25])
@@ -139,6 +147,51 @@ def test_a_component_in_single_precision_and_one_behind_a_handle():
     np.testing.assert_allclose(found.x["x"], 2.0, atol=1e-4)
 
 
+def test_products_with_the_hessian_are_asked_for_and_no_matrix(tmp_path):
+    source = tmp_path / "bowl.py"
+    source.write_text(BOWL)
+    bowl = load_component(source)
+    found = minimize(bowl, {"x": np.zeros(3)}, method="Newton-CG")
+    np.testing.assert_allclose(found.x["x"], [1.0, 0.5, 0.25], rtol=1e-6)
+    counted = bowl.apply({"x": np.zeros(3)})
+    assert counted["products"] > 0
+    assert counted["matrices"] == 0
+
+
+BOWL = '''
+"""f = ½ xᵀDx − Σx."""
+import numpy as np
+from pydantic import BaseModel
+from chainrule.runtime import Array, Differentiable, Float64, Int64
+
+D = np.array([1.0, 2.0, 4.0])
+COUNTS = {"products": 0, "matrices": 0}
+
+class InputSchema(BaseModel):
+    x: Differentiable[Array[(3,), Float64]]
+
+class OutputSchema(BaseModel):
+    f: Differentiable[Float64]
+    products: Int64
+    matrices: Int64
+
+def apply(inputs):
+    x = inputs.x
+    return {"f": 0.5 * x @ (D * x) - x.sum(), **COUNTS}
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    return {"x": cotangent_vector["f"] * (D * inputs.x - 1)}
+
+def jacobian(inputs, jac_inputs, jac_outputs):
+    COUNTS["matrices"] += 1
+    return {"f": {"x": D * inputs.x - 1}}
+
+def hessian_vector_product(inputs, hvp_inputs, hvp_outputs, cotangent_vector, tangent_vector):
+    COUNTS["products"] += 1
+    return {"x": cotangent_vector["f"] * D * tangent_vector["x"]}
+'''
+
+
 def test_a_run_that_meets_nan_is_no_success():
     found = minimize(lambda p: jnp.where(p["x"] < 0.5, jnp.nan, p["x"]), {"x": 1.0}, method="BFGS")
     assert not found.success
@@ -213,6 +266,19 @@ def test_the_callback_ends_a_run_and_a_checkpoint_goes_on(tmp_path):
     file.write_bytes(b"nonsense")
     with pytest.raises(StorageError):
         minimize(rosenbrock, start, checkpoint=file)
+
+
+def test_a_callback_sees_the_variables_and_the_history_does_not_keep_them():
+    seen = []
+    found = chainrule.minimize(
+        lambda p: (p["a"] - 1.0) ** 2 + jnp.sum(p["b"] ** 2),
+        {"a": 0.0, "b": np.ones(2)},
+        callback=seen.append,
+    )
+    assert all(set(step.x) == {"a", "b"} for step in seen)
+    np.testing.assert_allclose(seen[-1].x["a"], found.x["a"], atol=1e-6)
+    assert all(step.x is None for step in found.history)
+    assert tuple(seen) == found.history
 
 
 def test_the_number_of_evaluations_is_bounded():

@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field
 from chainrule.runtime import Array, Differentiable, Float64, Int32
 from chainrule.runtime.derivatives import finite_difference_jacobian
 
+framework = "numpy"
+
 
 class Steel(BaseModel):
     kind: Literal["steel"] = "steel"

@@ -18,9 +18,11 @@ ARTIFACTS = HERE.parents[1] / "test-artifacts"
 BEAM = HERE / "beam_component.py"
 ZOO = HERE / "zoo_component.py"
 DEFAULTS = HERE / "defaults_component.py"
+PLATE = HERE / "plate_component.py"
 TOKEN = "correct-horse-battery-staple"
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--headless --no-sandbox --disable-quic --no-first-run "
+    "--use-angle=swiftshader --enable-unsafe-swiftshader "  # WebGL without a GPU
     "--disable-background-networking --disable-component-update --disable-sync"
 ).split()
 
@@ -86,8 +88,16 @@ def wrong(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def url(wrong):
-    with running("serve", BEAM, wrong, ZOO, DEFAULTS, "--port", "0") as address:
+def folders(tmp_path_factory):
+    """Options that grant folders, and let callers put 1000 bytes there."""
+    inputs, outputs = tmp_path_factory.mktemp("in"), tmp_path_factory.mktemp("out")
+    return "--input-path", inputs, "--output-path", outputs, "--max-upload-bytes", "1000"
+
+
+@pytest.fixture(scope="session")
+def url(wrong, folders):
+    sources = (BEAM, wrong, ZOO, DEFAULTS, PLATE)
+    with running("serve", *sources, "--port", "0", *folders) as address:
         yield address
 
 
@@ -142,18 +152,26 @@ def look(browser, request, artifacts):
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else 0)
-        page.on("request", lambda r: None if r.url.startswith((address, "data:", "about:"))
+        origin = address if address.startswith("file:") else "/".join(address.split("/")[:3])
+        page.on("request", lambda r: None if r.url.startswith((origin, "data:", "about:"))
                 else wrong.append(r.url))  # fmt: skip
         page.goto(address)
         return page
 
+    def examine(page, name):
+        """Look at a page as it is now."""
+        page.screenshot(path=artifacts / f"{request.node.name}-{name}.png", full_page=True)
+        if not page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
+            wrong.append((name, "wider than the screen"))
+        page.evaluate(check)
+        found = page.evaluate("axe.run()")["violations"]
+        wrong.extend((name, each["id"], [n["html"] for n in each["nodes"]]) for each in found)
+
+    open_one.examine = examine
     yield open_one
     for context, name in contexts:
         for page in context.pages:
-            page.screenshot(path=artifacts / f"{request.node.name}-{name}.png", full_page=True)
-            page.evaluate(check)
-            found = page.evaluate("axe.run()")["violations"]
-            wrong += [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
+            examine(page, name)
         context.close()
     assert wrong == []
 

@@ -31,3 +31,14 @@ def test_bar_can_be_switched_off(monkeypatch):
     monkeypatch.setattr(_progress.sys, "stderr", stream)
     list(_progress.track(range(5), "differences", 5, show=False))
     assert stream.getvalue() == ""
+
+
+def test_work_without_a_known_end_shows_a_note(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr(_progress, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(_progress.sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    with _progress.progress_bar("searching", None) as advance:
+        advance(0.5, "best 7")
+        advance(1.5, "best 6")
+    assert "searching best 6" in stream.getvalue()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 
 from chainrule._codec import Limits
 from chainrule.runtime import ComponentConfig
+from chainrule.runtime.internal import log_handler
 from chainrule.serve import serve
 
 if __name__ == "__main__":
@@ -18,6 +20,9 @@ if __name__ == "__main__":
     config = settings.pop("config", {})
     if "limits" in config:
         config["limits"] = Limits(**config["limits"])
+    if settings.get("access_log"):  # as `chainrule serve` does
+        handler = log_handler(settings.get("log_format", "text"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
     serve(
         settings.pop("components"),
         config=ComponentConfig(**config),

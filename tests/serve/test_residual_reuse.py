@@ -37,6 +37,13 @@ def test_the_decision_is_logged_once(start_server, tmp_path):
         )  # fmt: skip
         x = 2.0 + k
         np.testing.assert_allclose(answer.tree["x"], [[2.0, 2 * x], [0.0, 6 * x]])
+    metrics = served.get("/metrics").body.decode()
+    counted = 'chainrule_residuals_reuse_total{component="squares",outcome='
+    found = {
+        word: int(metrics.partition(f'{counted}"{word}"}} ')[2].split()[0])
+        for word in ("hit", "miss")
+    }
+    assert sum(found.values()) == 3
     lines = log.read_text().splitlines()
     assert sum("kept if it pays" in line for line in lines) == 1
     assert sum("VJP residuals are " in line for line in lines) == 1

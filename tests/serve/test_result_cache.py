@@ -38,6 +38,9 @@ def test_equal_requests_are_computed_once(start_server, tmp_path, where):
             with pytest.raises(Exception, match="mesh is empty"):
                 component.apply({**inputs, "action": "raise"})
         assert runs(trace) == 4, "failures are not kept"
+    metrics = served.get("/metrics").body.decode()
+    counted = 'chainrule_results_reuse_total{component="job_component",outcome='
+    assert f'{counted}"hit"}} 3\n' in metrics  # two of apply, one of the Jacobian
 
 
 def test_a_folder_serves_several_servers_and_restarts_but_not_other_code(start_server, tmp_path):

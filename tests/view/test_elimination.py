@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.view.pages import data_of
 
 from chainrule import view
 from chainrule.elimination import OrderError, find_order, linearization
@@ -55,6 +56,8 @@ def test_every_order_has_the_same_layout_and_says_both_costs():
     }
     assert len({repr(p._layout().places) for p in pictures.values()}) == 1
     assert "8 multiplications, 4 nontrivial" in pictures["auto"].svg()
+    assert "auto minimises the nontrivial ones" in pictures["auto"].svg()
+    assert "auto minimises" not in pictures["reverse"].svg()
     assert "6 multiplications, 5 nontrivial" in pictures["reverse"].svg()
 
 
@@ -119,9 +122,38 @@ def test_drawings_are_well_formed(tmp_path):
     assert picture._repr_html_() == picture.html()
 
 
+def blocks(x, y):
+    for k in range(8):
+        with jax.named_scope(f"block {k // 4}"):
+            x, y = jnp.sin(x * y) + x, jnp.cos(y) * x
+    return x, y
+
+
+def test_large_graphs_are_matrices(tmp_path):
+    picture = view.elimination(blocks, "reverse", 0.3, 0.4)
+    names = [f"{v.key} {v.operation}".strip() for v in picture.vertices]
+    assert [v.stage for v in picture.vertices] == ["", "", *["block 0"] * 20, *["block 1"] * 20]
+    drawn = ElementTree.fromstring(picture.svg())
+    texts = [e.text for e in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == names
+    for number in (0, len(picture.steps)):
+        ElementTree.fromstring(picture.frame(number))
+    data = data_of(picture.save(tmp_path / "steps.html").read_text())
+    assert [node["name"] for node in data["nodes"]] == names
+    for number in range(len(picture.steps) + 1):
+        wanted = picture.steps[number - 1].edges if number else picture.edges
+        found = {
+            (names[e["row"]].split()[0], names[e["column"]].split()[0])
+            for e in data["edges"]
+            if e["born"] <= number < e["died"]
+        }
+        assert found == set(wanted)
+    assert sum(step["cost"] for step in data["steps"]) == picture.counts.multiplications
+
+
 def test_refusals():
     with pytest.raises(InputError) as caught:
-        view.elimination(lambda x: sum(jnp.sin(x * k) for k in range(50)), "reverse", 1.0)
+        view.elimination(lambda x: sum(jnp.sin(x * k) for k in range(200)), "reverse", 1.0)
     assert caught.value.code == "graph_too_large"
     with pytest.raises(OrderError):
         view.elimination(simple, [1], 0.3, 0.4)

@@ -2,7 +2,6 @@
 
 from xml.etree import ElementTree
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from matplotlib.image import imread
 
 from chainrule import view
 from chainrule.errors import InputError
-from chainrule.harvest import save_intermediates, sow
+from chainrule.harvest import sow
 
 
 def test_saved_files(tmp_path):
@@ -41,9 +40,8 @@ def pictures():
     def f(x):
         return jnp.sum(sow(jnp.sin(x), "sine") ** 2)
 
-    _, found = save_intermediates(jax.grad(f))(jnp.ones(3))
     yield view.pipeline(f, jnp.ones(3))
-    yield view.gradient_flow(found)
+    yield view.gradient_flow(f, jnp.ones(3))
     yield view.spy(np.eye(40))
     yield view.elimination(lion, [(2, 3), 1, 2], 0.3, 0.4)
 
@@ -52,7 +50,7 @@ def pictures():
 def test_matplotlib_draws_what_svg_does(picture, tmp_path):
     root = ElementTree.fromstring(picture.svg())
     written = {e.text for e in root.iter("{http://www.w3.org/2000/svg}text") if e.text}
-    axes = view.Picture.plot(picture)  # that of `GradientFlow` draws curves
+    axes = picture.plot()
     assert written == {text.get_text() for text in axes.texts} - {""}
     assert axes.get_xlim() == (0, picture.drawing().width)
     assert axes.get_ylim() == (picture.drawing().height, 0)

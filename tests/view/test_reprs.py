@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
+from html import unescape
 from xml.etree import ElementTree
 
-import jax
 import jax.numpy as jnp
 import pytest
 from pydantic import BaseModel, Field
@@ -15,7 +15,7 @@ import chainrule
 from chainrule import Component, view
 from chainrule.elimination import find_order, jacobian
 from chainrule.errors import InputError
-from chainrule.harvest import save_intermediates, sow
+from chainrule.harvest import sow
 from chainrule.runtime import Array, Differentiable, Float64
 from chainrule.stateful import Module, Param
 
@@ -121,15 +121,14 @@ def test_pictures(shown):
     def f(x):
         return jnp.sum(sow(jnp.sin(x), "sine") ** 2)
 
-    _, found = save_intermediates(jax.grad(f))(jnp.ones(3))
     for picture, word in (
         (view.pipeline(f, jnp.ones(3)), "result"),
-        (view.gradient_flow(found), "sine"),
+        (view.gradient_flow(f, jnp.ones(3)), "sine"),
         (view.spy(jnp.eye(3)), "3 of 9 entries"),
         (view.elimination(f, "reverse", jnp.ones(3)), "Eliminate"),
     ):
         assert word in shown(picture)
-        assert "<svg" in shown(picture)
+        assert "<svg" in unescape(shown(picture))
 
 
 def test_a_version_is_shown_where_there_is_one(shown):

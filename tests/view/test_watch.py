@@ -15,16 +15,11 @@ import pytest
 import scipy.optimize
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.view.pages import data_of
 
 import chainrule
 from chainrule._codec import decode_array
 from chainrule.errors import InputError
-
-
-def data_of(html):
-    """What a saved page shows."""
-    text = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1]
-    return json.loads(text)
 
 
 def get(url, path="/", **headers):
@@ -202,6 +197,50 @@ def test_callback_of_minimize():
     assert [f.cost for f in w.frames] == [s.value for s in found.history][: len(w.frames)]
     assert w.frames[-1].step == found.evaluations
     assert w.frames[0].gradients == {"gradient": found.history[0].gradient}
+
+
+def residuals(x, _):
+    return jnp.stack([1 - x[0], 10 * (x[1] - x[0] ** 2)])
+
+
+@pytest.mark.parametrize(
+    ("solver", "solve", "function", "share"),
+    [
+        ("BFGS", "minimise", lambda x, _: rosenbrock(x), 1.0),
+        ("LevenbergMarquardt", "least_squares", residuals, 0.5),
+    ],
+)
+def test_steps_of_optimistix(solver, solve, function, share):
+    optimistix = pytest.importorskip("optimistix")
+    w = chainrule.watch()
+    chosen = getattr(optimistix, solver)(rtol=1e-4, atol=1e-4, verbose=w.verbose)
+    start = jnp.array([-1.0, 1.5])
+    found = getattr(optimistix, solve)(function, chosen, start, max_steps=20, throw=False)
+    jax.effects_barrier()
+    assert len(w.frames) == found.stats["num_steps"]
+    np.testing.assert_allclose(w.frames[0].inputs["inputs"], start)
+    for frame in w.frames:
+        expected = share * float(rosenbrock(frame.inputs["inputs"]))
+        assert frame.cost == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_the_cell_of_a_notebook_follows_the_run_and_keeps_it():
+    core = pytest.importorskip("IPython.core.interactiveshell")
+    capture = pytest.importorskip("IPython.utils.capture")
+    shell = core.InteractiveShell.instance()
+    try:
+        with (
+            capture.capture_output() as shown,
+            chainrule.watch("In a cell", open_browser=True) as w,
+        ):
+            address = w.url
+            w(cost=1.0)
+    finally:
+        shell.history_manager.end_session()
+        core.InteractiveShell.clear_instance()
+    live, kept = (output.data["text/html"] for output in shown.outputs)
+    assert f'src="{address}/"' in live
+    assert [frame["cost"] for frame in data_of(unescape(kept))["frames"]] == [1.0]
 
 
 def test_wrong_options():

@@ -20,6 +20,8 @@ CHIP_SIZE = 0.06  # m
 THICKNESS = 0.025  # m
 AMBIENT = 300.0  # K
 
+framework = "numpy"
+
 
 class InputSchema(BaseModel):
     conductivity: Differentiable[Array[("cell", "cell"), Float64, "W/(m*K)"]] = Field(

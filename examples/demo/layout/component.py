@@ -15,6 +15,8 @@ from chainrule.runtime import Array, Differentiable, Float64
 BARE_BOARD = 0.3  # W/(m·K): glass fibre and epoxy
 UNDER_THE_CHIPS = [[x, y] for x in (0.25, 0.5, 0.75) for y in (0.25, 0.5, 0.75)]
 
+framework = "numpy"
+
 
 class InputSchema(BaseModel):
     centres: Differentiable[Array[("patch", 2), Float64, "m"]] = Field(

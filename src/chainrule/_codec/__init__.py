@@ -14,7 +14,13 @@ allocate, files and addresses against `Grants`, nesting and counts against `Limi
     _bodies        all formats: negotiation, writing, reading
 """
 
-from chainrule._codec._arrays import Encoding, decode_array, encode_array, is_encoded_array
+from chainrule._codec._arrays import (
+    Encoding,
+    decode_array,
+    decode_tree,
+    encode_array,
+    is_encoded_array,
+)
 from chainrule._codec._binrefs import BinrefArray, BinrefWriter, Grants
 from chainrule._codec._bodies import (
     FORMATS,
@@ -39,7 +45,6 @@ from chainrule._codec._declared import (
 )
 from chainrule._codec._frames import (
     FRAMES_MEDIA_TYPE,
-    Frames,
     decode_frames,
     encode_frames,
 )
@@ -57,7 +62,6 @@ __all__ = [
     "BinrefArray",
     "BinrefWriter",
     "Encoding",
-    "Frames",
     "Grants",
     "Limits",
     "Negotiated",
@@ -66,6 +70,7 @@ __all__ = [
     "decode_array",
     "decode_body",
     "decode_frames",
+    "decode_tree",
     "dtype_from_name",
     "dtype_generality",
     "encode_array",

@@ -41,8 +41,18 @@ from chainrule._codec._declared import (
     to_wire,
 )
 from chainrule._errors import DecodeError, DefinitionError
+from chainrule._trees import map_leaves
 
 Encoding = Literal["json", "base64", "binref"]
+
+
+def decode_tree(tree: Any) -> Any:
+    """Nested data with every encoded array turned into a NumPy array."""
+    return map_leaves(
+        lambda leaf: decode_array(leaf) if is_encoded_array(leaf) else leaf,
+        tree,
+        is_leaf=is_encoded_array,
+    )
 
 
 def is_encoded_array(obj: Any) -> bool:

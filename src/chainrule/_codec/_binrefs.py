@@ -43,11 +43,11 @@ from chainrule._codec._declared import (
     to_wire,
 )
 from chainrule._errors import (
-    CapabilityError,
     DecodeError,
     NotGrantedError,
     StorageError,
     TransportError,
+    missing_dependency,
 )
 
 _REFERENCE = re.compile(
@@ -556,10 +556,7 @@ def _read_fsspec(url: str, offset: int, nbytes: int) -> bytes:
     try:
         import fsspec
     except ImportError:
-        raise CapabilityError(
-            "Addresses other than http(s) need the package fsspec: pip install fsspec.",
-            code="missing_dependency",
-        ) from None
+        raise missing_dependency("Addresses other than http(s) need", "fsspec", "fsspec") from None
     try:
         with fsspec.open(url, "rb") as file:
             file.seek(offset)

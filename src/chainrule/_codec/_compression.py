@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chainrule._errors import DecodeError, DefinitionError
+from chainrule._errors import DecodeError, DefinitionError, missing_dependency
 
 COMPRESSIONS = ("lz4", "zstd")
 # What a zstd stream may ask its reader to remember: 128 MiB, the default of the `zstd` command.
@@ -98,13 +98,10 @@ def load_zstandard() -> Any:
     """The package.
 
     Raises:
-        DefinitionError: it is not installed.
+        CapabilityError: it is not installed (`missing_dependency`).
     """
     try:
         import zstandard
     except ImportError:
-        raise DefinitionError(
-            "zstd buffers need the package zstandard: pip install 'chainrule[serve]'.",
-            code="missing_dependency",
-        ) from None
+        raise missing_dependency("zstd buffers need", "zstandard", "'chainrule[serve]'") from None
     return zstandard

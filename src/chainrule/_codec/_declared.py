@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._errors import DecodeError, DefinitionError, LimitError
+from chainrule._errors import DecodeError, DefinitionError, LimitError, missing_dependency
 
 _FLOATS = ("float16", "float32", "float64")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -59,10 +59,7 @@ def _bfloat16() -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ImportError:
-        raise DefinitionError(
-            "bfloat16 arrays need the package ml_dtypes: pip install ml_dtypes (it comes with JAX).",
-            code="missing_dependency",
-        ) from None
+        raise missing_dependency("bfloat16 arrays need", "ml_dtypes", "ml_dtypes") from None
     return np.dtype(ml_dtypes.bfloat16)
 
 

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from chainrule._codec._declared import DEFAULT_LIMITS, check_shape
-from chainrule._errors import CapabilityError, DecodeError, InputError, LimitError
+from chainrule._errors import (
+    DecodeError,
+    InputError,
+    LimitError,
+    missing_dependency,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +114,7 @@ class SparseArray:
         try:
             from scipy import sparse
         except ImportError:
-            raise _missing("scipy") from None
+            raise missing_dependency("This conversion needs", "scipy", "scipy") from None
         return sparse.coo_array((self.values, tuple(self.indices.T)), shape=self.shape)
 
     @classmethod
@@ -132,7 +137,7 @@ class SparseArray:
             import jax.numpy as jnp
             from jax.experimental import sparse
         except ImportError:
-            raise _missing("jax") from None
+            raise missing_dependency("This conversion needs", "jax", "jax") from None
         return sparse.BCOO((jnp.asarray(self.values), jnp.asarray(self.indices)), shape=self.shape)
 
 
@@ -147,10 +152,3 @@ def decoded_sparse(shape: Any, indices: Any, values: Any) -> SparseArray:
 def to_dense(array: SparseArray) -> np.ndarray[Any, Any]:
     """The dense form for a reader that does not know sparse arrays, unless it is unreasonably large."""
     return array.todense(max_bytes=DEFAULT_LIMITS.max_array_bytes)
-
-
-def _missing(package: str) -> CapabilityError:
-    return CapabilityError(
-        f"This conversion needs the package {package}: pip install {package}.",
-        code="missing_dependency",
-    )

@@ -46,7 +46,6 @@ from chainrule._jaxpr._fence import FENCE, fence
 from chainrule._jaxpr._names import (
     CALLBACKS,
     NO_TRACE,
-    Atom,
     DropVar,
     Effect,
     aval_of,
@@ -54,7 +53,6 @@ from chainrule._jaxpr._names import (
     close_program,
     current_trace,
     enable_x64,
-    fresh_variable,
     hidden_batch_size,
     is_reference,
     is_staging,
@@ -63,7 +61,6 @@ from chainrule._jaxpr._names import (
     name_stack_of,
     permit_effect,
     register_dead_code_rule,
-    replace_equation,
     scan_layout,
     trace_state,
 )
@@ -76,7 +73,6 @@ from chainrule._jaxpr._outside import (
     register_outside_call,
 )
 from chainrule._jaxpr._programs import (
-    Role,
     SourceLocation,
     SubProgram,
     call_sites,
@@ -88,7 +84,7 @@ from chainrule._jaxpr._programs import (
     subprograms,
     walk,
 )
-from chainrule._jaxpr._rewrite import Claim, Rewriter
+from chainrule._jaxpr._rewrite import Rewriter
 
 __all__ = [
     "CALLBACKS",
@@ -96,8 +92,6 @@ __all__ = [
     "FENCE",
     "FOLDS",
     "NO_TRACE",
-    "Atom",
-    "Claim",
     "ClosedJaxpr",
     "Dependence",
     "DropVar",
@@ -112,7 +106,6 @@ __all__ = [
     "Primitive",
     "Products",
     "Rewriter",
-    "Role",
     "SourceLocation",
     "SubProgram",
     "Var",
@@ -130,7 +123,6 @@ __all__ = [
     "equations_inside",
     "evaluate",
     "fence",
-    "fresh_variable",
     "hidden_batch_size",
     "inline_calls",
     "is_reference",
@@ -144,7 +136,6 @@ __all__ = [
     "plain_text",
     "register_dead_code_rule",
     "register_outside_call",
-    "replace_equation",
     "ring",
     "scan_layout",
     "subprograms",

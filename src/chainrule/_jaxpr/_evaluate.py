@@ -22,7 +22,6 @@ from chainrule._jaxpr._names import (
     close_program,
     equation_context,
     fresh_variable,
-    replace_equation,
     trace_flat,
 )
 from chainrule._jaxpr._programs import SubProgram, subprograms
@@ -148,7 +147,7 @@ class _Flattener:
             called = self._called(eqn)
             if called is None:
                 fresh = [environment.define(var) for var in eqn.outvars]
-                self.eqns.append(replace_equation(eqn, invars=operands, outvars=fresh))
+                self.eqns.append(eqn.replace(invars=operands, outvars=fresh))
             else:
                 results = self._enter(called, operands)
                 environment.atoms.update(zip(eqn.outvars, results, strict=True))

@@ -52,7 +52,6 @@ __all__ = [
     "name_stack_of",
     "permit_effect",
     "register_dead_code_rule",
-    "replace_equation",
     "scan_layout",
     "trace_flat",
     "trace_state",
@@ -222,21 +221,6 @@ def constants_first(jaxpr: Jaxpr) -> ClosedJaxpr:
     if not jaxpr.constvars:
         return ClosedJaxpr(jaxpr, ())
     return close_program([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns, like=jaxpr)
-
-
-def replace_equation(
-    eqn: JaxprEqn, *, invars: Sequence[Atom] | None = None, outvars: Sequence[Var] | None = None,
-    params: dict[str, Any] | None = None,
-) -> JaxprEqn:  # fmt: skip
-    """The same equation with other operands, results or parameters."""
-    changes: dict[str, Any] = {}
-    if invars is not None:
-        changes["invars"] = list(invars)
-    if outvars is not None:
-        changes["outvars"] = list(outvars)
-    if params is not None:
-        changes["params"] = params
-    return eqn.replace(**changes)
 
 
 def bind_parameters(eqn: JaxprEqn) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -97,6 +97,10 @@ class OutsideCall:
     Attributes:
         name: of the component or function; `None` when the equation does not say.
         request: what is asked of it.
+        framework: what it is written in; `None` when that is not known.
+        place: where it runs, for people.
+        operands: the path of every operand; empty when the equation does not say.
+        results: the path of every result, likewise.
         count: how many evaluations that is.
         products: how to ask for its derivatives; `None` when only JAX's rules lead there.
         prices: what the author says that calls cost, by the names of `chainrule._call_prices`.
@@ -106,6 +110,10 @@ class OutsideCall:
 
     name: str | None
     request: str
+    framework: str | None = None
+    place: str = "in this process"
+    operands: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
     count: int = 1
     products: Products | None = field(default=None, compare=False)
     prices: Mapping[str, float] = field(default_factory=dict, compare=False)

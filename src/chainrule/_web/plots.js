@@ -3,9 +3,11 @@
 import { formatNumber, formatTogether, isFlat, statistics } from "./arrays.js";
 import { h, svg } from "./dom.js";
 
-// Anchors of two colour maps, dark to light and blue–white–red; in between is interpolated in linear light.
+// Anchors of colour maps: dark to light, blue–white–red, and a circle for phases; in between is interpolated
+// in linear light.
 const SEQUENTIAL = ["#1b0f3b", "#3b2273", "#5b3f9e", "#3c6fb4", "#2f9aa8", "#5bbf82", "#b5d957", "#fbf3a8"];
 const DIVERGING = ["#0b3c7d", "#2f78b7", "#8fbfdc", "#f4f4f2", "#f0ab8d", "#cf5246", "#7d0f2b"];
+const CYCLIC = ["#2a2459", "#3c6fb4", "#9fd0d8", "#f4f4f2", "#f0c27d", "#b5483f", "#2a2459"];
 
 /** `[0, 1] → [r, g, b]` as a table of 256 colours. */
 function colourTable(anchors) {
@@ -17,7 +19,68 @@ function colourTable(anchors) {
   });
 }
 const isNumber = (value) => typeof value === "bigint" || Number.isFinite(value);
-const TABLES = { sequential: colourTable(SEQUENTIAL), diverging: colourTable(DIVERGING) };
+const TABLES = { sequential: colourTable(SEQUENTIAL), diverging: colourTable(DIVERGING), cyclic: colourTable(CYCLIC) };
+const GREY = [128, 128, 128];
+
+/**
+ * How values become places on a scale from 0 to 1: `{share(value), from, middle, to, table}`.
+ *
+ * Zero is in the middle of the colours where it is in the midst of the values.
+ */
+export function colourScale({ low, high }, { isLog = false, isDiverging = false, isCyclic = false } = {}) {
+  if (isCyclic) return scaleBetween(-Math.PI, Math.PI, TABLES.cyclic);
+  if (isLog && low > 0) {
+    const [from, to] = isFlat({ low, high }) ? [low / 2, high * 2] : [low, high];
+    const share = (value) => Math.log(Number(value) / from) / Math.log(to / from);
+    return { share, from, middle: Math.sqrt(from * to), to, table: TABLES.sequential };
+  }
+  const isCentred = isDiverging || (low < 0 && high > 0 && Math.max(-low, high) < 10 * Math.min(-low, high));
+  const bound = Math.max(Math.abs(low), Math.abs(high)) || 1;
+  if (isCentred) return scaleBetween(-bound, bound, TABLES.diverging);
+  return isFlat({ low, high }) ? scaleBetween(low - 0.5, high + 0.5, TABLES.sequential) : scaleBetween(low, high, TABLES.sequential);
+}
+
+const scaleBetween = (from, to, table) => ({ share: (value) => (Number(value) - from) / (to - from), from, middle: (from + to) / 2, to, table });
+
+/** The colour of a value; grey for what is no number and, on a logarithmic scale, for what is not positive. */
+export function colourOf({ share, table }, value) {
+  const at = isNumber(value) ? share(value) : NaN;
+  return Number.isFinite(at) ? table[Math.round(255 * Math.min(1, Math.max(0, at)))] : GREY;
+}
+
+/** Whether values are worth a logarithmic scale: positive, over two decades or more. */
+export const isWide = ({ low, high }) => low > 0 && high >= 100 * low;
+
+/** Let a rectangle be drawn on an element with the pointer; `onSelect` hears its sides as shares of the element. */
+function selectable(element, onSelect) {
+  const mark = h("span", { class: "selection", hidden: true });
+  const frame = h("div", { class: "selectable" }, element, mark);
+  let from = null;
+  const place = (event) => {
+    const box = element.getBoundingClientRect();
+    const share = (at, start, size) => Math.min(1, Math.max(0, (at - start) / size));
+    return [share(event.clientX, box.left, box.width), share(event.clientY, box.top, box.height)];
+  };
+  element.addEventListener("pointerdown", (event) => {
+    from = place(event);
+    element.setPointerCapture(event.pointerId);
+  });
+  const sides = (event) => place(event).map((end, axis) => [Math.min(from[axis], end), Math.max(from[axis], end)]);
+  element.addEventListener("pointermove", (event) => {
+    if (!from) return;
+    const [[left, right], [top, bottom]] = sides(event);
+    mark.hidden = false;
+    Object.assign(mark.style, { left: `${100 * left}%`, width: `${100 * (right - left)}%`, top: `${100 * top}%`, height: `${100 * (bottom - top)}%` });
+  });
+  const end = (event) => {
+    const found = from && event.type === "pointerup" ? sides(event) : null;
+    from = null;
+    mark.hidden = true;
+    if (found?.some(([start, stop]) => stop - start > 0.03)) onSelect(...found);
+  };
+  for (const name of ["pointerup", "pointercancel"]) element.addEventListener(name, end);
+  return frame;
+}
 
 /** Round numbers that cover a range. */
 export function ticks(low, high, count = 5) {
@@ -33,28 +96,43 @@ export function ticks(low, high, count = 5) {
 
 const WIDTH = 340, HEIGHT = 168, LEFT = 56, RIGHT = 12, TOP = 8, BOTTOM = 36;
 
-/** A curve of values over their index, with the value under the pointer; `limits` of the axis are its own by default. */
-export function curve(values, { label = "", xLabel = "index", limits = statistics(values) } = {}) {
+/**
+ * A curve of values over their index, with the value under the pointer.
+ *
+ * `limits` of the axis are its own by default. `first` is the index of the first value. `onZoom(start, stop)`
+ * hears which values the user selects.
+ */
+export function curve(values, { label = "", xLabel = "index", limits = statistics(values), isLog = false, first = 0, onZoom = null } = {}) {
   const { low, high } = limits;
-  const pad = isFlat({ low, high }) ? Math.abs(high) * 0.1 || 1 : 0.06 * (high - low);
-  const [bottom, top] = [low - pad, high + pad];
+  const onAxis = isLog && low > 0 ? (value) => Math.log10(Number(value)) : Number;
+  const [least, most] = [onAxis(low), onAxis(high)];
+  const pad = isFlat({ low: least, high: most }) ? Math.abs(most) * 0.1 || 1 : 0.06 * (most - least);
+  const [bottom, top] = [least - pad, most + pad];
   const x = (i) => LEFT + ((WIDTH - LEFT - RIGHT) * i) / Math.max(1, values.length - 1);
-  const y = (v) => TOP + ((HEIGHT - TOP - BOTTOM) * (top - Number(v))) / (top - bottom);
+  const level = (place) => TOP + ((HEIGHT - TOP - BOTTOM) * (top - place)) / (top - bottom);
+  const y = (v) => level(onAxis(v));
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "plot", role: "img", "aria-label": `curve of ${label}` });
-  const levels = ticks(bottom, top, 4), texts = formatTogether(levels, 4);
+  const levels = ticks(bottom, top, 4), texts = onAxis === Number ? formatTogether(levels, 4) : levels.map((power) => formatNumber(10 ** power, 2));
   levels.forEach((tick, i) => {
-    picture.append(svg("line", { class: "gridline", x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick) }));
-    picture.append(svg("text", { class: "tick", x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, texts[i]));
+    picture.append(svg("line", { class: "gridline", x1: LEFT, x2: WIDTH - RIGHT, y1: level(tick), y2: level(tick) }));
+    picture.append(svg("text", { class: "tick", x: LEFT - 8, y: level(tick) + 4, "text-anchor": "end" }, texts[i]));
   });
-  for (const tick of ticks(0, values.length - 1, Math.min(6, Math.max(1, values.length - 1)))) {
-    if (Number.isInteger(tick)) picture.append(svg("text", { class: "tick", x: x(tick), y: HEIGHT - 20, "text-anchor": "middle" }, String(tick)));
+  for (const tick of ticks(first, first + values.length - 1, Math.min(6, Math.max(1, values.length - 1)))) {
+    if (Number.isInteger(tick)) picture.append(svg("text", { class: "tick", x: x(tick - first), y: HEIGHT - 20, "text-anchor": "middle" }, String(tick)));
   }
   picture.append(svg("text", { class: "axis", x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, xLabel));
   picture.append(svg("path", { class: "curve", d: pathOf(values, x, y) }));
   if (values.length <= 40) {
-    values.forEach((v, i) => isNumber(v) && picture.append(svg("circle", { class: "dot", cx: x(i), cy: y(v), r: 3 })));
+    values.forEach((v, i) => isNumber(v) && Number.isFinite(y(v)) && picture.append(svg("circle", { class: "dot", cx: x(i), cy: y(v), r: 3 })));
   }
-  return withReadout(picture, values, x, y, label);
+  const indexAt = (share) => Math.round(((share * WIDTH - LEFT) / (WIDTH - LEFT - RIGHT)) * (values.length - 1));
+  const readout = h("output", { class: "readout" }, "");
+  followPointer(picture, { values, x, y, indexAt, first, label, readout });
+  const zoom = ([left, right]) => {
+    const [start, stop] = [Math.max(0, indexAt(left)), Math.min(values.length, indexAt(right) + 1)];
+    if (stop - start > 1) onZoom(first + start, first + stop);
+  };
+  return h("figure", {}, onZoom ? selectable(picture, zoom) : picture, readout);
 }
 
 const MOST_POINTS = 2000;
@@ -62,11 +140,9 @@ const MOST_POINTS = 2000;
 function pathOf(values, x, y) {
   let text = "", isOn = false;
   for (const i of drawnPoints(values)) {
-    if (!isNumber(values[i])) isOn = false;
-    else {
-      text += `${isOn ? "L" : "M"}${x(i).toFixed(2)} ${y(values[i]).toFixed(2)}`;
-      isOn = true;
-    }
+    const height = isNumber(values[i]) ? y(values[i]) : NaN;
+    if (Number.isFinite(height)) text += `${isOn ? "L" : "M"}${x(i).toFixed(2)} ${height.toFixed(2)}`;
+    isOn = Number.isFinite(height);
   }
   return text;
 }
@@ -90,24 +166,21 @@ function drawnPoints(values) {
   return found;
 }
 
-function withReadout(picture, values, x, y, label) {
+function followPointer(picture, { values, x, y, indexAt, first, label, readout }) {
   const line = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   const dot = svg("circle", { class: "cursor-dot", r: 4, visibility: "hidden" });
   picture.append(line, dot);
-  const readout = h("output", { class: "readout" }, "");
   picture.addEventListener("pointermove", (event) => {
     const box = picture.getBoundingClientRect();
-    const at = ((event.clientX - box.left) / box.width) * WIDTH;
-    const i = Math.round(((at - LEFT) / (WIDTH - LEFT - RIGHT)) * (values.length - 1));
-    const isInside = i >= 0 && i < values.length && isNumber(values[i]);
+    const i = indexAt((event.clientX - box.left) / box.width);
+    const isInside = i >= 0 && i < values.length && isNumber(values[i]) && Number.isFinite(y(values[i]));
     for (const mark of [line, dot]) mark.setAttribute("visibility", isInside ? "visible" : "hidden");
     if (!isInside) return;
     for (const name of ["x1", "x2"]) line.setAttribute(name, x(i));
     dot.setAttribute("cx", x(i));
     dot.setAttribute("cy", y(values[i]));
-    readout.textContent = `${label}[${i}] = ${formatNumber(values[i], 7)}`;
+    readout.textContent = `${label}[${first + i}] = ${formatNumber(values[i], 7)}`;
   });
-  return h("figure", {}, picture, readout);
 }
 
 // Browsers refuse canvases with more than 65 535 pixels on a side, and no screen has as many as this.
@@ -129,30 +202,50 @@ function reduce(values, rows, columns) {
   return [sums.map((sum, i) => sum / counts[i]), height, width, down, across];
 }
 
-/** A field of rows × columns values as an image with a colour bar; `limits` of the colours are its own by default. */
-export function image(values, rows, columns, { label = "", limits = statistics(values), ...options } = {}) {
-  const { low, high } = limits;
-  // Zero is in the middle of the colours where it is in the midst of the values.
-  const isDiverging = options.isDiverging || (low < 0 && high > 0 && Math.max(-low, high) < 10 * Math.min(-low, high));
-  const bound = Math.max(Math.abs(low), Math.abs(high)) || 1;
-  const [from, to] = isDiverging ? [-bound, bound] : isFlat({ low, high }) ? [low - 0.5, high + 0.5] : [low, high];
-  const table = TABLES[isDiverging ? "diverging" : "sequential"];
+/**
+ * A field of rows × columns values as an image with a colour bar; `limits` of the colours are its own by default.
+ *
+ * `origin` is the row and column of the first value. `onZoom(rows, columns)` hears which part the user selects,
+ * as two pairs of start and stop.
+ */
+export function image(values, rows, columns, { label = "", limits = statistics(values), origin = [0, 0], onZoom = null, ...options } = {}) {
+  const scale = colourScale(limits, options);
   const [shown, height, width, down, across] = reduce(values, rows, columns);
   const canvas = h("canvas", { width, height, class: "image", role: "img", "aria-label": `image of ${label}` });
-  paint(canvas, shown, (v) => (isNumber(v) ? table[Math.round((255 * (Number(v) - from)) / (to - from))] : [128, 128, 128]));
+  paint(canvas, shown, (v) => colourOf(scale, v));
   const readout = h("output", { class: "readout" });
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const column = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * width * across)));
     const row = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * height * down)));
-    readout.textContent = `${label}[${row}, ${column}] = ${formatNumber(values[row * columns + column], 7)}`;
+    readout.textContent = `${label}[${origin[0] + row}, ${origin[1] + column}] = ${formatNumber(values[row * columns + column], 7)}`;
   });
-  // Pixels stay square where that fits, and thin fields are stretched so that they can be seen.
-  const ratio = Math.min(4, Math.max(0.6, columns / rows));
-  canvas.style.aspectRatio = String(ratio);
-  canvas.style.width = `min(100%, ${Math.round(300 * ratio)}px)`;
+  const part = ([from, to], size, start) => [start + Math.floor(from * size), start + Math.ceil(to * size)];
+  const zoom = (sides, heights) => onZoom(part(heights, rows, origin[0]), part(sides, columns, origin[1]));
+  const picture = inProportion(canvas, rows, columns, onZoom && zoom);
   const note = down * across > 1 ? h("p", { class: "muted small" }, `Each pixel is the mean of ${down} × ${across} values.`) : null;
-  return h("figure", {}, h("div", { class: "image-row" }, canvas, colourBar(table, from, to)), note, readout);
+  return h("figure", {}, h("div", { class: "image-row" }, picture, colourBar(scale)), note, readout);
+}
+
+/** A picture of rows × columns × 3 or 4 channels, each from 0 to `full`. */
+export function rgbImage(values, rows, columns, channels, { label = "", full = 255 } = {}) {
+  const canvas = h("canvas", { width: columns, height: rows, class: "image", role: "img", "aria-label": `picture of ${label}` });
+  const context = canvas.getContext("2d");
+  const pixels = context.createImageData(columns, rows);
+  for (let i = 0; i < rows * columns; i++) {
+    for (let c = 0; c < 4; c++) pixels.data[4 * i + c] = c < channels ? (255 * Number(values[channels * i + c])) / full : 255;
+  }
+  context.putImageData(pixels, 0, 0);
+  return h("figure", {}, h("div", { class: "image-row" }, inProportion(canvas, rows, columns)));
+}
+
+/** Pixels stay square where that fits, and thin fields are stretched so that they can be seen. */
+function inProportion(canvas, rows, columns, onSelect = null) {
+  const ratio = Math.min(4, Math.max(0.6, columns / rows));
+  const found = onSelect ? selectable(canvas, onSelect) : canvas;
+  canvas.style.aspectRatio = String(ratio);
+  found.style.width = `min(100%, ${Math.round(300 * ratio)}px)`;
+  return found;
 }
 
 function paint(canvas, values, colour) {
@@ -162,12 +255,16 @@ function paint(canvas, values, colour) {
   context.putImageData(pixels, 0, 0);
 }
 
-function colourBar(table, from, to) {
+/** The colours of a scale with its limits. */
+export function colourBar(scale) {
   const bar = h("canvas", { width: 1, height: 256, class: "bar", "aria-hidden": "true" });
-  paint(bar, Array.from({ length: 256 }, (_, i) => 255 - i), (i) => table[i]);
-  const labels = formatTogether([to, (from + to) / 2, from]).map((text) => h("span", {}, text));
+  paint(bar, Array.from({ length: 256 }, (_, i) => 255 - i), (i) => scale.table[i]);
+  const labels = formatTogether([scale.to, scale.middle, scale.from]).map((text) => h("span", {}, text));
   return h("div", { class: "colour-bar" }, bar, h("div", { class: "bar-labels" }, labels));
 }
+
+/** A path that may be broken after its parts and words. */
+const withBreaks = (path) => path.split(/(?<=[._\]}])/).flatMap((part, i) => (i ? [h("wbr"), part] : [part]));
 
 /** Horizontal bars around zero: one line per `{label, value}`. */
 export function bars(entries, { label = "" } = {}) {
@@ -177,7 +274,7 @@ export function bars(entries, { label = "" } = {}) {
     const share = (50 * Math.abs(Number(value))) / largest;
     fill.style.width = `${share}%`;
     fill.style.left = `${value < 0 ? 50 - share : 50}%`;
-    return h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "bar-cell" }, h("span", { class: "bar-track" }, fill)), h("td", { class: "number" }, formatNumber(value)));
+    return h("tr", {}, h("th", { scope: "row" }, withBreaks(name)), h("td", { class: "bar-cell" }, h("span", { class: "bar-track" }, fill)), h("td", { class: "number" }, formatNumber(value)));
   });
   return h("table", { class: "bars", "aria-label": label }, h("tbody", {}, rows));
 }

@@ -57,6 +57,9 @@ class ComponentTarget(Target):
         self._component = component
         self._takes_arrays = False
         self.name = getattr(component, "name", None) or type(component).__name__
+        self.framework = getattr(component, "framework", None)
+        transport = getattr(component, "transport", None)  # the handle of a peer has none
+        self.address = getattr(transport, "place", self.address)
         self.endpoints = frozenset(component.available_endpoints)
         self.batching = getattr(component, "batching", None)
         self.batched_endpoints = _endpoints_that(component, "batches")
@@ -349,7 +352,7 @@ def _endpoints_that(component: Any, what: str) -> frozenset[str]:
 
 
 def _derived_endpoints(component: Any) -> frozenset[str]:
-    """The derivatives that the author did not write; of a peer there are none."""
+    """The derivatives that the author did not write; a peer's components report none."""
     capabilities = getattr(component, "capabilities", {})
     names = {kind.endpoint for kind in DERIVATIVES} & capabilities.keys()
     return frozenset(name for name in names if capabilities[name].status == "derived")

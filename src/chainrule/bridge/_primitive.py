@@ -85,9 +85,14 @@ def _describe(params: Mapping[str, Any]) -> OutsideCall:
     products = CallProducts(call.site, _bind) if CallProducts.fit(call) else None
     count = math.prod(call.batch.sizes)
     target, is_apply = call.site.target, call.request.name == "apply"
+    inputs = Space("inputs", tuple(range(len(call.site.inputs))))
     return OutsideCall(
         target.name,
         call.request.name + batch,
+        target.framework,
+        target.address,
+        tuple(p for space in (inputs, *call.request.slots) for p in space.paths(call.site)),
+        call.request.result.paths(call.site),
         count,
         products,
         target.prices,

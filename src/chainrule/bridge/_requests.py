@@ -157,7 +157,7 @@ def endpoint_for(site: Site, request: Request) -> DerivativeKind:
     middle of a run.
 
     Raises:
-        CapabilityError: there is none; says which one would help.
+        CapabilityError: it has none of them; says which one would help.
     """
     candidates = _ANSWERED_BY.get(request.name, ())
     for kind in candidates:

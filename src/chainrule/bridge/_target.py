@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args
 
@@ -46,6 +47,8 @@ class Target(ABC):
 
     Attributes:
         name: for messages.
+        framework: what the author's functions are written in; `None` when it is not known.
+        address: where it is, for people.
         endpoints: names of what can be asked: `apply`, `abstract_eval`, the three first-order derivatives
             and `hessian_vector_product`.
         batching: how the target says it treats an additional leading axis of all arrays: `elementwise` (any
@@ -65,6 +68,8 @@ class Target(ABC):
     """
 
     name: str
+    framework: str | None = None
+    address: str = "in this process"
     endpoints: frozenset[str]
     batching: Batching | None = None
     batched_endpoints: frozenset[str] = frozenset()
@@ -279,6 +284,15 @@ def _check_count(name: str, value: int) -> None:
         )
 
 
+def _name_of(function: Callable[..., Any]) -> str:
+    """The name of a function; of a lambda, where it is written."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    code = getattr(function, "__code__", None)
+    if name != "<lambda>" or code is None:
+        return name
+    return f"lambda, {Path(code.co_filename).name}:{code.co_firstlineno}"
+
+
 class CallableTarget(Target):
     """A function of positional arguments as a target; see `chainrule.from_callable`.
 
@@ -312,7 +326,7 @@ class CallableTarget(Target):
             HVP.endpoint: hvp,
         }
         self._abstract = abstract
-        self.name = name or str(getattr(function, "__name__", type(function).__name__))
+        self.name = name or _name_of(function)
         _check_choice("batching", batching, (*get_args(Batching), None))
         _check_count("max_concurrency", max_concurrency)
         self.batching = batching
@@ -456,7 +470,7 @@ class Timings:
     """How long requests took, by the number of their vectors. Safe between threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # not held while a request is measured
         self._totals: dict[str, dict[int, tuple[float, int]]] = {}
 
     @contextmanager

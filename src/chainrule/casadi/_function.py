@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 
 import casadi
-from chainrule._device import own_copy
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VJP
 from chainrule._errors import InputError
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
-from chainrule.runtime.internal import Document, Leaf
+from chainrule.runtime.internal import Document, Leaf, complete_inputs
 
 
 def function(
@@ -87,10 +86,8 @@ class _Program:
     """
 
     def __init__(self, component: Any, example: Mapping[str, Any], sparse: bool) -> None:
-        local = getattr(component, "local", None) or component
-        reads = hasattr(local, "read_inputs")
         self._component = component
-        self._tree = local.read_inputs({"inputs": example}) if reads else own_copy(example)
+        self._tree = complete_inputs(component, example)
         document = Document(component.openapi_schema)
         self.inputs = document.leaves("inputs", self._tree)
         self.outputs = document.leaves("outputs", component.apply(self._tree))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from chainrule._errors import InputError
+from chainrule._errors import InputError, missing_dependency
 from chainrule.cli._sources import Arguments
 
 _HOST = "127.0.0.1"  # a debugger that attaches can run anything in this process
@@ -30,14 +30,13 @@ def accept_debugger(port: int, *, wait: bool) -> None:
         wait: return only when a debugger has attached.
 
     Raises:
-        InputError: debugpy is not installed, or the port cannot be listened on.
+        CapabilityError: debugpy is not installed (`missing_dependency`).
+        InputError: the port cannot be listened on.
     """
     try:
         import debugpy
     except ImportError as error:
-        raise InputError(
-            "--debug-port needs debugpy: `pip install debugpy`.", code="missing_dependency"
-        ) from error
+        raise missing_dependency("--debug-port needs", "debugpy", "debugpy") from error
     try:
         _, port = debugpy.listen((_HOST, port))
     except (OSError, RuntimeError) as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import ChainruleError, ComponentError, InputError
+from chainrule._trees import map_leaves
 from chainrule.cli._output import result_stream, write_error
 
 
@@ -115,16 +116,17 @@ def _read_argnums(text: str | None, count: int) -> tuple[int, ...]:
 
 
 def _as_arrays(value: Any, jnp: Any, position: int) -> Any:
-    if isinstance(value, dict):
-        return {key: _as_arrays(item, jnp, position) for key, item in value.items()}
-    try:
-        return jnp.asarray(value, float)
-    except (TypeError, ValueError):
-        raise InputError(
-            f"Argument {position} is not an array of numbers: {json.dumps(value)[:60]}. Leave it out of "
-            "--argnums if it is not differentiated.",
-            code="bad_arguments",
-        ) from None
+    def as_array(leaf: Any) -> Any:
+        try:
+            return jnp.asarray(leaf, float)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"Argument {position} is not an array of numbers: {json.dumps(leaf)[:60]}. Leave it out of "
+                "--argnums if it is not differentiated.",
+                code="bad_arguments",
+            ) from None
+
+    return map_leaves(as_array, value, is_leaf=lambda node: isinstance(node, list))
 
 
 def _load(target: str) -> Any:

@@ -15,7 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
+from chainrule._errors import (
+    ChainruleError,
+    InputError,
+    StorageError,
+    missing_dependency,
+)
 from chainrule._visible import visible
 
 if TYPE_CHECKING:
@@ -204,9 +209,8 @@ def failures(*, as_json: bool = False, debug: bool = False) -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
-        missing = CapabilityError(
-            f"This command needs the package {package}: pip install 'chainrule[{_EXTRAS[package]}]'.",
-            code="missing_dependency",
+        missing = missing_dependency(
+            "This command needs", package, f"'chainrule[{_EXTRAS[package]}]'"
         )
         _leave(missing, as_json, debug=debug)
 

@@ -29,7 +29,7 @@ from chainrule._errors import (
     TransportError,
 )
 from chainrule._paths import join_path, loc_to_path
-from chainrule._trees import is_tracer, iterate_leaves
+from chainrule._trees import is_tracer, iterate_leaves, map_leaves
 from chainrule._visible import visible
 from chainrule.runtime.derivatives import batched_product
 
@@ -118,7 +118,8 @@ def dialect_of(document: Mapping[str, Any]) -> Dialect:
 
 
 # Members of enumerations take long to look up.
-_OK, _UNAVAILABLE = HTTPStatus.OK.value, HTTPStatus.SERVICE_UNAVAILABLE.value
+_OK = HTTPStatus.OK.value
+_TURNED_AWAY = (HTTPStatus.SERVICE_UNAVAILABLE.value, HTTPStatus.TOO_MANY_REQUESTS.value)
 
 _SMALL = 64 << 20  # bytes of parsed text that any answer may take
 _FACTS = (
@@ -170,7 +171,7 @@ class Answer(NamedTuple):
     @property
     def was_turned_away(self) -> bool:
         """Whether the server says that it has done nothing and may do it later."""
-        return self.status == _UNAVAILABLE and self.retry_after_s is not None
+        return self.status in _TURNED_AWAY and self.retry_after_s is not None
 
 
 def read_answer(answer: Answer, limits: Limits = TRUSTING_LIMITS) -> Any:
@@ -219,13 +220,16 @@ def answer_limits(max_bytes: int) -> Limits:
 
 def with_numpy_scalars(tree: Any) -> Any:
     """The same tree with NumPy scalars for arrays of rank 0, as a component in this process returns them."""
-    if type(tree) is np.ndarray:
-        return tree if tree.ndim else tree[()]
-    if type(tree) is dict:
-        return {key: with_numpy_scalars(value) for key, value in tree.items()}
-    if type(tree) is list and not all(type(item) in (float, int) for item in tree):
-        return [with_numpy_scalars(item) for item in tree]
-    return tree
+
+    def scalar(leaf: Any) -> Any:
+        return leaf[()] if type(leaf) is np.ndarray and not leaf.ndim else leaf
+
+    return map_leaves(scalar, tree, is_leaf=_is_list_of_numbers)
+
+
+def _is_list_of_numbers(node: Any) -> bool:
+    """Whether a node may be long and holds nothing to look at."""
+    return type(node) is list and all(type(item) in (float, int) for item in node)
 
 
 def _error_of(answer: Answer) -> ChainruleError:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -118,8 +118,8 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             resolve_every: seconds after which the addresses are asked for again; they are also after a server
                 was lost.
             token: by which the server knows you.
-            token_file: a file with the token in place of it. It is read again when the server refuses the
-                token.
+            token_file: a file with the token, in its place. When the server refuses the token, the file is
+                read again and the request repeated once, so that a token can be changed while you work.
             timeout: seconds that a call may take, from the connection to the last byte of its answer; `None`
                 waits forever.
             retries: how often a call is repeated when it certainly has not run: the connection could not be
@@ -136,7 +136,8 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             startup_timeout: seconds that a call waits while none of several servers is up.
 
         Raises:
-            InputError: the URL is not one (`bad_url`), or an option makes no sense (`bad_option`).
+            InputError: the URL is not one (`bad_url`), an option makes no sense (`bad_option`), or the token
+                file cannot be used (`bad_token_file`).
         """
         settings: dict[str, Any] = {
             "token": token, "token_file": token_file, "timeout": timeout, "retries": retries,
@@ -430,6 +431,11 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         return self.openapi_schema.get("x-batching")
 
     @property
+    def framework(self) -> str | None:
+        """What the author's functions are written in; `None` when it is not known."""
+        return self.openapi_schema.get("x-framework")
+
+    @property
     def prices(self) -> Mapping[str, float]:
         """What the author says that calls cost."""
         return self.openapi_schema.get("x-prices", {})
@@ -505,19 +511,24 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         self._check_endpoint(endpoint)
         return self._send(endpoint, payload, run_id=run_id)
 
-    def submit(self, endpoint: str, *args: Any, **kwargs: Any) -> Job:
+    def submit(
+        self, endpoint: str, *args: Any, idempotency_key: str | None = None, **kwargs: Any
+    ) -> Job:
         """Start a call and return at once.
 
         A server keeps the call as a job of its own: it goes on when this process ends, and is found again by
-        its id (`job`).
+        its id (`job`), or by submitting the same call with the same key.
 
         Args:
             endpoint: name of the endpoint.
             *args: the arguments of the method of this name.
-            **kwargs: likewise.
+            idempotency_key: a server that knows a job of this key gives this job, and starts none; other
+                components have no use for it.
+            **kwargs: of this method too.
 
         Raises:
             CapabilityError: the component has no such endpoint.
+            InputError: the key belongs to a job with other inputs (`idempotency_key_reused`).
 
         Example:
             >>> def double(x: float) -> float:
@@ -528,16 +539,24 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         self._check_endpoint(endpoint)
         if endpoint == "health":
             return self.start_call(endpoint, {})
-        return getattr(EndpointMethods.calling(self._submit), endpoint)(*args, **kwargs)
+        send = partial(self._submit, idempotency_key=idempotency_key)
+        return getattr(EndpointMethods.calling(send), endpoint)(*args, **kwargs)
 
     def _submit(
-        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Job:
         """Let the server keep the call as a job; start it on a thread where the server does not."""
         job = None
         if not payload.get("batched") or takes_batches(self.openapi_schema, endpoint):
             try:
-                job = self.transport.submit(endpoint, payload, run_id=run_id)
+                job = self.transport.submit(
+                    endpoint, payload, run_id=run_id, idempotency_key=idempotency_key
+                )
             except TypeError as error:
                 raise explained(error, payload) from error.__cause__
         return job or self.start_call(endpoint, payload, run_id=run_id)

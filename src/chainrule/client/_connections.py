@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import select
@@ -22,18 +23,23 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from os import PathLike
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
 import numpy as np
 
 from chainrule._errors import InputError, TransportError
+from chainrule._tokens import read_token_file
 from chainrule._visible import visible
 from chainrule.client._bodies import Answer
 from chainrule.client._transport import Ticket
+
+_log = logging.getLogger(__name__)
 
 # Servers close idle connections after five seconds or more; a younger one is most likely still open.
 _MAX_IDLE_S = 4.0
@@ -217,19 +223,67 @@ class _IdleSocket(NamedTuple):
         self.connection.close()
 
 
+class Credentials:
+    """The token that a server asks for, if it asks for one. Safe between threads.
+
+    Args:
+        token: the token itself.
+        file: a file with it, in its place; it is read again when the server refuses what it held.
+
+    Raises:
+        InputError: no header can carry the token (`bad_token`), the file cannot be used (`bad_token_file`),
+            or both are given (`bad_option`).
+    """
+
+    def __init__(self, token: str | None = None, file: str | PathLike[str] | None = None) -> None:
+        if token is not None and file is not None:
+            raise InputError("Pass token or token_file, not both.", code="bad_option")
+        self._file = None if file is None else Path(file)
+        self._token = None if token is None else checked_token(token)
+        if self._file is not None:
+            self._token = _token_in(self._file)
+
+    def sign(self, request: Request) -> Request:
+        """The request with the token."""
+        if self._token is None:
+            return request
+        headers = {**request.headers, "Authorization": f"Bearer {self._token}"}
+        return replace(request, headers=headers)
+
+    def is_new_after(self, refused: Request) -> bool:
+        """Whether there is another token than the one that was refused; the file is read for it."""
+        if self._file is None:
+            return False
+        try:
+            self._token = _token_in(self._file)
+        except InputError as error:  # it is being replaced: the server's answer stands
+            _log.warning("%s", error.message)
+            return False
+        return refused.headers["Authorization"] != f"Bearer {self._token}"
+
+
+def _token_in(file: Path) -> str:
+    # Servers of others may have shorter tokens than ours.
+    return read_token_file(file, min_length=1)[0].tokens[0].decode()
+
+
 class ConnectionPool:
     """Connections to one server, opened as they are needed. Safe between threads.
 
     Args:
         origin: where the server listens.
+        credentials: sent with every request.
     """
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, credentials: Credentials | None = None) -> None:
         self.origin = origin
+        self._credentials = credentials or Credentials()
         self._idle: IdleConnections[_IdleSocket] = IdleConnections()
 
     def exchange(self, request: Request, ticket: Ticket, deadline: Deadline) -> Answer:
-        """Send a request and receive its answer.
+        """Send a request and receive its answer; once more where the token was changed meanwhile.
+
+        A request that was refused for its token has not run.
 
         Raises:
             LostConnectionError: the connection could not be made (`unreachable`), broke
@@ -237,6 +291,13 @@ class ConnectionPool:
             TransportError: the server redirects (`redirected`), or more than it may
                 (`answer_too_large`).
         """
+        signed = self._credentials.sign(request)
+        answer = self._exchange(signed, ticket, deadline)
+        if answer.status == HTTPStatus.UNAUTHORIZED and self._credentials.is_new_after(signed):
+            return self._exchange(self._credentials.sign(request), ticket, deadline)
+        return answer
+
+    def _exchange(self, request: Request, ticket: Ticket, deadline: Deadline) -> Answer:
         connection = self._take(deadline)
         ticket.when_cancelled(lambda: _abort(connection))
         keep = False
@@ -258,6 +319,17 @@ class ConnectionPool:
         Raises:
             LostConnectionError: as `exchange` does, also while the block reads.
         """
+        signed = self._credentials.sign(request)
+        with self._stream(signed, deadline) as response:
+            is_refused = response.status == HTTPStatus.UNAUTHORIZED
+            if not (is_refused and self._credentials.is_new_after(signed)):
+                yield response
+                return
+        with self._stream(self._credentials.sign(request), deadline) as response:
+            yield response
+
+    @contextlib.contextmanager
+    def _stream(self, request: Request, deadline: Deadline) -> Iterator[HTTPResponse]:
         connection = self._connect(deadline)
         with contextlib.closing(connection):
             self._send(connection, request, deadline)

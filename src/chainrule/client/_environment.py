@@ -2,8 +2,10 @@
 
 The environment falls back to the packages of this interpreter, so Chainrule and NumPy are there without being
 installed again, and what the component asks for wins over what is found here. It is made once and made again
-when the requirements or the interpreter change. `tesseract_config.yaml` may name another file of
-requirements, or ask for conda.
+when the requirements or the interpreter change.
+
+Which file says what a component needs is the same for an environment here and for an image: the one that
+`component.yaml` or `tesseract_config.yaml` names, else the first of `USUAL_REQUIREMENTS` that is there.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 from typing import Any
@@ -25,19 +28,25 @@ from chainrule.runtime.internal import read_mapping
 _FOLDER = ".chainrule-venv"
 _STAMP = "chainrule-stamp"
 _LAST = "CHAINRULE_PATH_LAST"
-_REQUIREMENTS = ("requirements.txt", "tesseract_requirements.txt")
+USUAL_REQUIREMENTS = (
+    "pylock.toml",
+    "requirements.txt",
+    "tesseract_requirements.txt",
+    "pyproject.toml",
+)
+_CONDA = (".yaml", ".yml")
 
 
 def ensure_environment(source: Path, folder: Path | None = None) -> Path:
     """The interpreter of a component's environment, which is made if it is not there.
 
     Args:
-        source: the component's file or folder; requirements are read from a file beside it.
+        source: the component's file or folder; requirements are read from a file there.
         folder: where the environment is; `.chainrule-venv` beside the component when not given.
 
     Raises:
-        DefinitionError: there is no such folder (`module_missing`), or the requirements cannot be installed
-            (`environment_failed`).
+        DefinitionError: there is no such folder (`module_missing`), the file of requirements is missing or is
+            not what its name says (`bad_requirements`), or they cannot be installed (`environment_failed`).
     """
     home = source if source.is_dir() else source.parent
     if not home.is_dir():
@@ -59,21 +68,67 @@ def ensure_environment(source: Path, folder: Path | None = None) -> Path:
 
 def _declared(home: Path) -> Path | None:
     """The file that says what a component needs."""
-    wishes = _peer_wishes(home / "tesseract_config.yaml")
-    if wishes.get("provider") == "conda":
-        return home / "tesseract_environment.yaml"
-    names = [*filter(None, [wishes.get("requirements_file")]), *_REQUIREMENTS]
-    return next((home / name for name in names if (home / name).exists()), None)
+    own, peer = home / "component.yaml", home / "tesseract_config.yaml"
+    if own.is_file():
+        return requirements_file(home, _entry(read_mapping(own), "build", "requirements"))
+    wishes = _entry(read_mapping(peer), "build_config", "requirements") if peer.is_file() else None
+    wishes = wishes if isinstance(wishes, dict) else {}
+    is_conda = wishes.get("provider") == "conda"
+    named = "tesseract_environment.yaml" if is_conda else wishes.get("requirements_file")
+    return requirements_file(home, named)
 
 
-def _peer_wishes(file: Path) -> dict[str, Any]:
-    """`build_config.requirements` of the peer's project file."""
-    if not file.exists():
-        return {}
-    node: Any = read_mapping(file)
-    for key in ("build_config", "requirements"):
+def _entry(node: Any, *keys: str) -> Any:
+    for key in keys:
         node = node.get(key) if isinstance(node, dict) else None
-    return node if isinstance(node, dict) else {}
+    return node
+
+
+def requirements_file(folder: Path, name: str | None) -> Path | None:
+    """The file in a component's folder that says what it needs.
+
+    Args:
+        folder: of the component.
+        name: of the file; the first of the usual names when not given. The peer's default file may be
+            absent.
+
+    Raises:
+        DefinitionError: there is no file of this name (`bad_requirements`).
+    """
+    wanted = USUAL_REQUIREMENTS if name is None else (name,)
+    file = next((folder / each for each in wanted if (folder / each).is_file()), None)
+    if file is None and name not in (None, "tesseract_requirements.txt"):
+        raise bad_requirements(folder / str(name), "does not exist")
+    return file
+
+
+def project_dependencies(file: Path) -> list[str]:
+    """The dependencies in a `pyproject.toml`.
+
+    Raises:
+        DefinitionError: it is not TOML, or does not list them (`bad_requirements`).
+    """
+    project = read_toml(file).get("project", {})
+    if "dependencies" in project.get("dynamic", ()):
+        raise bad_requirements(file, "has dynamic dependencies; list them in a requirements.txt")
+    return list(project.get("dependencies", ()))
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The content of a TOML file.
+
+    Raises:
+        DefinitionError: it is something else (`bad_requirements`).
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise bad_requirements(file, f"is not TOML: {error}") from error
+
+
+def bad_requirements(file: Path, reason: str) -> DefinitionError:
+    """What to raise about a file of requirements."""
+    return DefinitionError(f"{file} {reason}.", code="bad_requirements")
 
 
 def environment_variables() -> dict[str, str]:
@@ -87,11 +142,6 @@ def environment_variables() -> dict[str, str]:
 
 
 def _stamp(requirements: Path | None) -> str:
-    if requirements is not None and not requirements.exists():
-        raise DefinitionError(
-            f"tesseract_config.yaml asks for conda, but there is no {requirements}.",
-            code="environment_failed",
-        )
     content = b"" if requirements is None else requirements.read_bytes()
     return hashlib.sha256(sys.version.encode() + sys.prefix.encode() + content).hexdigest()
 
@@ -105,7 +155,8 @@ def _check_ours(folder: Path) -> None:
 
 
 def _create(folder: Path, python: Path, requirements: Path | None) -> None:
-    is_conda = requirements is not None and requirements.suffix == ".yaml"
+    is_conda = requirements is not None and requirements.suffix in _CONDA
+    asked = [] if requirements is None or is_conda else _asked_of_pip(requirements)
     if requirements is not None and is_conda:
         create_with_conda(folder, requirements)
     else:
@@ -118,12 +169,12 @@ def _create(folder: Path, python: Path, requirements: Path | None) -> None:
         f"import os, sys; sys.path += filter(None, os.environ.get({_LAST!r}, '').split(os.pathsep))"
     )
     (packages / "zz_chainrule.pth").write_text("\n".join(lines) + "\n")
-    if requirements is None or is_conda:
+    if requirements is None or not asked:
         return
     # pip of this interpreter installs into the other: the environment needs none of its own.
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
     done = subprocess.run(
-        [*command, "-r", requirements.name],
+        [*command, *asked],
         capture_output=True,
         text=True,
         cwd=requirements.parent,
@@ -136,6 +187,13 @@ def _create(folder: Path, python: Path, requirements: Path | None) -> None:
             f"The requirements in {requirements} cannot be installed: {done.stderr.strip()[-500:]}",
             code="environment_failed",
         )
+
+
+def _asked_of_pip(requirements: Path) -> list[str]:
+    """pip's arguments for a file of requirements; pip 26 and later read lock files."""
+    if requirements.name == "pyproject.toml":
+        return project_dependencies(requirements)
+    return ["-r", requirements.name]
 
 
 _TOOLS = ("conda", "mamba", "micromamba")

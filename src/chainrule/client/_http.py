@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from http import HTTPStatus
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
@@ -33,11 +32,11 @@ from chainrule.client._compatibility import compare_interfaces, shown_changes
 from chainrule.client._connections import (
     MAX_ANSWER_BYTES,
     ConnectionPool,
+    Credentials,
     Deadline,
     LostConnectionError,
     Request,
     Verify,
-    checked_token,
     parse_url,
 )
 from chainrule.client._jobs import Job
@@ -116,7 +115,7 @@ class HttpTransport(Transport):
         origin, self._base = parse_url(url, verify)
         origin = replace(origin, address=address)
         self._server_base = _COMPONENT_PATH.sub("", self._base)
-        self._pool = ConnectionPool(origin)
+        self._pool = ConnectionPool(origin, Credentials(token, token_file))
         self._max_answer_bytes = max_answer_bytes
         self._limits = answer_limits(max_answer_bytes)
         self._timeout_s = timeout
@@ -124,10 +123,8 @@ class HttpTransport(Transport):
         self._idempotent = idempotent
         self._is_one_of_many = is_one_of_many
         self._headers = {"Host": origin.authority}
-        self._token = Token(token, token_file)
-        self._headers |= self._token.headers()
         scheme = "http" if origin.tls is None else "https"
-        self.place = f"{scheme}://{origin.authority}{self._base}"
+        self._url = self.place = f"{scheme}://{origin.authority}{self._base}"
         self._share_memory = share_memory
         # Lock order: `_agreement`, then `_lock`, then the locks of the connection pool and the shared memory,
         # which are held for a few instructions only. The first two are held while the server is asked.
@@ -139,7 +136,7 @@ class HttpTransport(Transport):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A handle that is sent to another process opens connections of its own there.
-        return partial(HttpTransport, **self._settings), (self.place,)
+        return partial(HttpTransport, **self._settings), (self._url,)
 
     @property
     def known_document(self) -> dict[str, Any] | None:
@@ -162,7 +159,7 @@ class HttpTransport(Transport):
         """
         deadline = Deadline(timeout_s)
         request = Request("GET", f"{self._server_base}/ready", self._headers)
-        answer = self._send(request, Ticket(), deadline)
+        answer = self._pool.exchange(request, Ticket(), deadline)
         if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
             raise TransportError(
                 f"{self.place} says that it is not ready for calls (503 from /ready).",
@@ -293,10 +290,15 @@ class HttpTransport(Transport):
         return {} if version is None else {"Chainrule-Content-Hash": version}
 
     def submit(
-        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Job | None:
         """Have the server take a call on as a job; `None` when it is not one of Chainrule."""
-        info = self.take_on(endpoint, payload, run_id=run_id, key=new_key())
+        info = self.take_on(endpoint, payload, run_id=run_id, key=idempotency_key or new_key())
         return None if info is None else self._job(info)
 
     def take_on(
@@ -320,6 +322,8 @@ class HttpTransport(Transport):
             "Idempotency-Key": key,
         }
         query = {"wait": "false"}
+        if self._idempotent is True:
+            query["idempotent"] = "true"
         if run_id is not None:
             query["run_id"] = Run.check_id(run_id)
         target = f"{self._base}/{quote(endpoint)}?{urlencode(query)}"
@@ -327,7 +331,7 @@ class HttpTransport(Transport):
 
         def ask(known: Mapping[str, str]) -> JobInfo:
             request = Request("POST", target, {**headers, **known}, pieces)
-            answer = self._repeat(partial(self._send, request, ticket), True, ticket)
+            answer = self._repeat(partial(self._pool.exchange, request, ticket), True, ticket)
             if answer.status != HTTPStatus.ACCEPTED:
                 read_answer(answer)
             return JobInfo.from_json(orjson.loads(bytes(answer.body)))
@@ -380,7 +384,7 @@ class HttpTransport(Transport):
         if deadline is None:
             answer = self._exchange(request, Ticket())
         else:
-            answer = self._send(request, Ticket(), deadline)
+            answer = self._pool.exchange(request, Ticket(), deadline)
         if answer.status != HTTPStatus.OK:
             read_answer(answer)
         try:
@@ -394,7 +398,7 @@ class HttpTransport(Transport):
 
         def once(deadline: Deadline) -> Answer:
             def send(request: Request) -> Answer:
-                return self._send(request, ticket, deadline)
+                return self._pool.exchange(request, ticket, deadline)
 
             # What is asked for is small, and the offer of shared memory itself is asked for here. The body of
             # a call with a key outlives its connection.
@@ -403,15 +407,6 @@ class HttpTransport(Transport):
             return self._memory.exchange(request, send)
 
         return self._repeat(once, is_keyed or request.method != "POST", ticket)
-
-    def _send(self, request: Request, ticket: Ticket, deadline: Deadline) -> Answer:
-        """One exchange; once more where the server refuses the token and its file has another one now."""
-        answer = self._pool.exchange(request, ticket, deadline)
-        if answer.status != HTTPStatus.UNAUTHORIZED or not self._token.has_changed():
-            return answer
-        self._headers |= self._token.headers()  # the dictionary that `server` has, too
-        request = replace(request, headers={**request.headers, **self._token.headers()})
-        return self._pool.exchange(request, ticket, deadline)
 
     def _repeat(
         self, once: Callable[[Deadline], Answer], may_repeat: bool, ticket: Ticket
@@ -472,51 +467,6 @@ def check_idempotent(value: Idempotent) -> None:
         raise InputError(
             f'idempotent is True, False or "{BY_KEY}"; found {value!r}.', code="bad_option"
         )
-
-
-class Token:
-    """What a server knows its caller by: a word, or a file with one, which may change.
-
-    Args:
-        word: the token itself.
-        file: where it is.
-
-    Raises:
-        InputError: both are given (`bad_option`), the file cannot be read (`bad_token_file`), or no header
-            can carry the token (`bad_token`).
-    """
-
-    def __init__(self, word: str | None = None, file: str | PathLike[str] | None = None) -> None:
-        if word is not None and file is not None:
-            raise InputError("Pass token=… or token_file=…, not both.", code="bad_option")
-        self._file = file
-        self._word = word if file is None else self._read()
-        if self._word is not None:
-            self._word = checked_token(self._word)
-
-    def headers(self) -> dict[str, str]:
-        """The header that carries it, if there is a token."""
-        return {} if self._word is None else {"Authorization": f"Bearer {self._word}"}
-
-    def has_changed(self) -> bool:
-        """Whether the file has another token now, which is used from then on."""
-        if self._file is None:
-            return False
-        before = self._word
-        self._word = checked_token(self._read())
-        return self._word != before
-
-    def _read(self) -> str:
-        """The first line of the file; others are for servers that accept several."""
-        assert self._file is not None, "the caller has looked"
-        try:
-            lines = Path(self._file).read_text("ascii").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise InputError(
-                f"The token file {self._file} cannot be read: {reason}.", code="bad_token_file"
-            ) from None
-        return lines[0]
 
 
 def _trace_headers() -> dict[str, str]:

@@ -248,7 +248,7 @@ class _Channel:
         """The descriptor of the memory with the answer.
 
         Raises:
-            OSError, DecodeError: there is none.
+            OSError, DecodeError: no such memory, or not of this form.
         """
         message = receive_message(self._connection)
         if message is None or len(message.descriptors) != 1:

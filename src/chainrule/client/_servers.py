@@ -104,6 +104,8 @@ _REMEMBERED = 4096
 _SHOWN = 8
 # What a server answers that takes no calls of this handle any more, or none before it was looked at again.
 _GONE = frozenset(("shutting_down", "component_changed"))
+# In place of an endpoint: a call that becomes a job, and has a key.
+_SUBMIT = "submit"
 # What such an endpoint computes changes nothing, and may be computed twice.
 _READING = frozenset(("abstract_eval",))
 
@@ -615,15 +617,25 @@ class ServersTransport(ReplicatedTransport):
         return self._attempt_at(endpoint, ask, self._point(endpoint, payload), ticket)
 
     def submit(
-        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Job | None:
-        """Have one of the servers take a call on as a job; `None` when it is not one of Chainrule."""
-        key = new_key()
+        """Have one of the servers take a call on as a job; `None` when it is not one of Chainrule.
+
+        A key of the caller's own belongs to one server, as long as that is up: the call may come again.
+        """
+        self.start()
+        key = idempotency_key or new_key()
+        content = None if idempotency_key is None else key.encode()
 
         def ask(server: ServerReplica) -> tuple[ServerReplica, JobInfo | None]:
             return server, server.transport.take_on(endpoint, payload, run_id=run_id, key=key)
 
-        server, info = self._attempt_at(endpoint, ask)
+        server, info = self._attempt_at(_SUBMIT, ask, content)
         if info is None:
             return None
         self._homes.put(info.id, server.id)
@@ -670,7 +682,7 @@ class ServersTransport(ReplicatedTransport):
         return self._dispatcher.lease(prefer=prefer, avoid=last, ticket=ticket)
 
     def _home(self, endpoint: str, point: bytes | None) -> str | None:
-        """The server that ran the forward pass; for a gradient of another handle's, the one all agree on."""
+        """The server that ran the forward pass; else, as for the key of a job, what all handles agree on."""
         found = super()._home(endpoint, point)
         if found is not None or point is None or endpoint == "apply":
             return found
@@ -759,7 +771,8 @@ class ServersTransport(ReplicatedTransport):
 
     def _may_run_twice(self, endpoint: str) -> bool:
         """Whether a call that may have run can be sent to another server."""
-        is_known_there = self._options.idempotent == BY_KEY and self._options.shared_jobs
+        is_keyed = self._options.idempotent == BY_KEY or endpoint == _SUBMIT
+        is_known_there = is_keyed and self._options.shared_jobs
         return self._idempotent or is_known_there or endpoint in _READING
 
 

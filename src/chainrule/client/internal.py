@@ -2,7 +2,6 @@
 
 Answer               status, media type and body of an answer
 Change               one difference between two interfaces
-Caller               what makes calls: base class of transports and of replicas
 Dispatcher           hands out the replicas of a pool to calls
 HttpTransport        the transport to a server
 InterfaceField       one field of an interface
@@ -12,10 +11,14 @@ ReplicaLostError     a replica died, so a call gets no answer
 Server               a server's status and its jobs
 SubprocessTransport  the transport to a process of its own
 Supervisor           threads that start the replicas of a pool again
+bad_requirements     what to raise about a file of requirements
 compare_interfaces   what a newer interface of a component changes for callers
 fingerprint          a digest of nested data
+project_dependencies  the dependencies in a pyproject.toml
 read_answer          the result that an answer carries, or the exception that it stands for
 read_interface       the fields of one side of an interface, by path
+read_toml            the content of a TOML file
+requirements_file    the file that says what a component needs
 """
 
 from chainrule.client._bodies import Answer, read_answer
@@ -24,6 +27,12 @@ from chainrule.client._compatibility import (
     InterfaceField,
     compare_interfaces,
     read_interface,
+)
+from chainrule.client._environment import (
+    bad_requirements,
+    project_dependencies,
+    read_toml,
+    requirements_file,
 )
 from chainrule.client._http import HttpTransport
 from chainrule.client._pool import (
@@ -36,11 +45,9 @@ from chainrule.client._pool import (
 )
 from chainrule.client._server import Server
 from chainrule.client._subprocess import SubprocessTransport
-from chainrule.client._transport import Caller
 
 __all__ = [
     "Answer",
-    "Caller",
     "Change",
     "Dispatcher",
     "HttpTransport",
@@ -51,8 +58,12 @@ __all__ = [
     "Server",
     "SubprocessTransport",
     "Supervisor",
+    "bad_requirements",
     "compare_interfaces",
     "fingerprint",
+    "project_dependencies",
     "read_answer",
     "read_interface",
+    "read_toml",
+    "requirements_file",
 ]

@@ -58,7 +58,7 @@ def install(*names: str) -> Installation:
         What was installed; call its `remove`, or use it in a `with` statement, to undo it.
 
     Raises:
-        InputError: a name is none of these.
+        InputError: a name is not one of these.
 
     Example:
         >>> from chainrule import compat

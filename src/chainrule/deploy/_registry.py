@@ -1,7 +1,7 @@
 """What is needed of the OCI distribution protocol: manifests, blobs, tags, referrers, and logins.
 
 A registry stores *blobs* (bytes, named by their SHA-256) and *manifests* (JSON that lists blobs, named by
-their digest or by a tag). Whatever is read by digest is checked against it. Registries on loopback are asked
+their digest or by a tag). What is read by digest is checked against it. Registries on loopback are asked
 over HTTP, all others over HTTPS, as docker and podman do.
 """
 

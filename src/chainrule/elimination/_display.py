@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
 from chainrule._registry import provided
+from chainrule._tables import html_table
 
 if TYPE_CHECKING:
     from chainrule.elimination._orders import Order
@@ -38,7 +39,7 @@ def order_html(order: Order) -> str:
         "found by": f"{order.method} in {order.seconds:.3g} s",
         f"{len(order)} vertices": f"{shown} … and {more} more" if more > 0 else shown,
     }
-    return f"<strong>Order</strong>{_table(facts)}"
+    return "<strong>Order</strong>" + html_table(facts.items(), has_row_heads=True)
 
 
 def jacobian_html(jacobian: StructuredJacobian) -> str:
@@ -52,7 +53,8 @@ def jacobian_html(jacobian: StructuredJacobian) -> str:
         "structure": jacobian.structure.kind,
     }
     picture = provided("spy_picture")(jacobian).svg() if jacobian.nse <= _MOST_ENTRIES else ""
-    return f"<strong>StructuredJacobian</strong>{_table(facts)}{picture}"
+    table = html_table(facts.items(), has_row_heads=True)
+    return f"<strong>StructuredJacobian</strong>{table}{picture}"
 
 
 @dataclass(frozen=True)
@@ -87,18 +89,5 @@ class NotedTable:
 
     def html(self) -> str:
         """The same for a notebook."""
-        head = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in self.columns)
-        body = "".join(
-            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self.rows
-        )
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"<table><tr>{head}</tr>{body}</table>{notes}"
-
-
-def _table(facts: Mapping[str, str]) -> str:
-    rows = "".join(
-        f"<tr><th style='text-align:left'>{escape(name)}</th>"
-        f"<td style='text-align:left'>{escape(value)}</td></tr>"
-        for name, value in facts.items()
-    )
-    return f"<table>{rows}</table>"
+        return html_table(self.rows, head=self.columns) + notes

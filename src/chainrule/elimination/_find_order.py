@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any, Literal
 from chainrule._errors import InputError
 from chainrule._jaxpr import Var
 from chainrule._lru_cache import LRUCache
+from chainrule._progress import progress_bar
 from chainrule.elimination._blocks import product_structure, sum_structure
 from chainrule.elimination._counting import (
     KeptEdge,
@@ -52,9 +52,6 @@ from chainrule.elimination._search import (
 )
 from chainrule.elimination._structure import Structure, structure_of
 from chainrule.elimination._work import Work, prices, product_work, sum_work
-
-_PATIENCE_S = 2.0
-"""Searches that are over sooner show no progress bar."""
 
 Objective = Literal["multiplications", "nontrivial", "operations", "time", "memory"]
 
@@ -131,7 +128,12 @@ def find_order_of_graph(
             code="unknown_objective",
         )
     problem, nodes = as_problem(graph, objective)
-    with _Reporter(progress, budget_s) as report:
+    limit = budget_s if math.isfinite(budget_s) else None
+    with progress_bar("searching", limit, show=progress) as advance:
+
+        def report(best: Found, elapsed: float) -> None:
+            advance(elapsed, f"best {best.cost}")
+
         found = search(
             problem, budget_s=budget_s, seed=seed, reverse_first=is_wide(graph), on_progress=report
         )  # fmt: skip
@@ -347,41 +349,6 @@ def as_problem(graph: Graph, objective: Objective) -> tuple[Problem, list[Var]]:
         algebra=algebra, is_scalar=is_scalar,
     )  # fmt: skip
     return problem, list(numbers)
-
-
-class _Reporter:
-    """A progress bar that is told about the best order so far; silent when not wanted."""
-
-    def __init__(self, wanted: bool, budget_s: float) -> None:
-        self._wanted, self._budget_s = wanted and sys.stderr.isatty(), budget_s
-        self._bar: Any = None
-
-    def __enter__(self) -> Callable[[Found, float], None] | None:
-        return self._report if self._wanted else None
-
-    def _report(self, found: Found, elapsed: float) -> None:
-        if self._bar is None and elapsed > _PATIENCE_S:
-            self._bar = self._start()
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=elapsed, best=str(found.cost))
-
-    def _start(self) -> Any:
-        # Rich is imported only when a bar is shown: most searches never show one.
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        bar = Progress(
-            TextColumn("searching"), BarColumn(), TextColumn("best {task.fields[best]}"),
-            TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-        )  # fmt: skip
-        limit = self._budget_s if math.isfinite(self._budget_s) else None
-        bar.add_task("", total=limit, best="?")
-        bar.start()
-        return bar
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
 
 OrderLike = str | Sequence[Step] | Order

@@ -19,7 +19,6 @@ from chainrule._jaxpr import (
     evaluate,
     inline_calls,
     outside_call_of,
-    replace_equation,
     scan_layout,
     subprograms,
     trace_avals,
@@ -91,12 +90,12 @@ def _merge_equal_calls(program: ClosedJaxpr) -> ClosedJaxpr:
         key = None if eqn.effects else _key(eqn, operands)
         number = len(kept) if key is None else first.setdefault(key, len(kept))
         if number == len(kept):
-            kept.append(replace_equation(eqn, invars=operands, outvars=eqn.outvars))
+            kept.append(eqn.replace(invars=operands))
             continue
         # A result that only the later equation uses gets its variable.
         pairs = list(zip(kept[number].outvars, eqn.outvars, strict=True))
         results = [new if isinstance(old, DropVar) else old for old, new in pairs]
-        kept[number] = replace_equation(kept[number], invars=kept[number].invars, outvars=results)
+        kept[number] = kept[number].replace(outvars=results)
         same.update(zip(eqn.outvars, results, strict=True))
     outputs = [a if isinstance(a, Literal) else same.get(a, a) for a in program.jaxpr.outvars]
     return close_program(

@@ -271,7 +271,7 @@ def check_duplicates(duplicates: Any, mode: Any, *, stacklevel: int) -> Duplicat
     """The option `duplicates`, or what the option `mode` says, its name until now.
 
     Raises:
-        InputError: it is none of the known ones.
+        InputError: the mode is unknown.
     """
     if mode is not None:
         duplicates = "error" if mode == "strict" else mode

@@ -320,6 +320,19 @@ def is_sow(eqn: JaxprEqn, tag: str) -> bool:
     return eqn.primitive is _sow_p and eqn.params["sowing"].tag == tag
 
 
+def sown_names(eqn: JaxprEqn) -> tuple[str, ...]:
+    """What the operands of a sow equation are called; nothing where they are derivatives of a value."""
+    sowing: Sowing = eqn.params["sowing"]
+    if not sowing.mode.is_primal:
+        return ()
+    structure = sowing.template.structure
+    numbered = jax.tree.unflatten(structure, range(structure.num_leaves))
+    leaves = jax.tree_util.tree_leaves_with_path(numbered)
+    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    arrays = sowing.template.arrays_of(paths)
+    return tuple(f"{sowing.name}.{path}" if path else sowing.name for path in arrays)
+
+
 def sowing_of(eqn: JaxprEqn) -> Sowing:
     """What a sow equation says, with the user's line."""
     return replace(eqn.params["sowing"], call_sites=call_sites(eqn, _MAX_CALLS))

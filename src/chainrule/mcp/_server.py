@@ -395,13 +395,11 @@ class Values:
         Raises:
             NotGrantedError: a file that is not one of this server's.
         """
-        if isinstance(tree, Mapping):
-            if set(tree) >= {"file"} and str(tree["file"]).endswith(".npy"):
-                return self._load(Path(str(tree["file"])))
-            return {key: self.read(value) for key, value in tree.items()}
-        if isinstance(tree, list):
-            return [self.read(item) for item in tree]
-        return tree
+
+        def read(node: Any) -> Any:
+            return self._load(Path(str(node["file"]))) if _names_array(node) else node
+
+        return map_leaves(read, tree, is_leaf=_names_array)
 
     def _load(self, path: Path) -> np.ndarray:
         if not self._has(path):
@@ -463,6 +461,11 @@ class Values:
                 name: _named(getattr(array, name)().item())[0] for name in ("min", "max", "mean")
             }
         return facts
+
+
+def _names_array(node: Any) -> bool:
+    """Whether a node stands for an array in a file."""
+    return isinstance(node, Mapping) and str(node.get("file", "")).endswith(".npy")
 
 
 def _named(value: Any) -> tuple[Any, bool]:

@@ -16,12 +16,11 @@ import numpy as np
 import openmdao.api as om
 from openmdao.utils.units import valid_units
 
-from chainrule._device import own_copy
 from chainrule._endpoints import JACOBIAN, JVP, VJP
 from chainrule._errors import CapabilityError, ComponentError, InputError
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
-from chainrule.runtime.internal import Document, Leaf
+from chainrule.runtime.internal import Document, Leaf, complete_inputs
 
 Partials = Literal["dense", "sparse", "products"]
 
@@ -102,9 +101,7 @@ class _Bridge:
                     'for example by derivatives="finite".',
                     code="endpoint_missing",
                 )
-        local = getattr(component, "local", None) or component
-        reads = hasattr(local, "read_inputs")
-        self._tree = local.read_inputs({"inputs": example}) if reads else own_copy(example)
+        self._tree = complete_inputs(component, example)
         document = Document(component.openapi_schema)
         self._outputs_at_example = self.apply_tree(self._tree)
         self.inputs = _named(document.leaves("inputs", self._tree))

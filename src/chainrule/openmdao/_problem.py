@@ -229,7 +229,7 @@ def _check_cycles(group: om.Group) -> None:
     Raises:
         DefinitionError: there are some (`bad_definition`).
     """
-    # Both solve for the whole group, as differences do (`approx_totals`), whatever its subgroups do.
+    # Both solve for the whole group, as differences do (`approx_totals`), also where its subgroups do not.
     if isinstance(group.linear_solver, (om.DirectSolver, om.ScipyKrylov)) or group._owns_approx_jac:
         return
     if isinstance(group.linear_solver, om.LinearRunOnce):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._errors import CapabilityError, InputError
+from chainrule._errors import InputError, missing_dependency
 from chainrule.optimize._evaluation import Evaluation, Limits, Point, StoppedError
 
 
@@ -360,11 +360,9 @@ def installed(module: str, extra: str) -> Any:
     """A package that a method needs.
 
     Raises:
-        CapabilityError: it is not installed (`not_installed`).
+        CapabilityError: it is not installed (`missing_dependency`).
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise CapabilityError(
-            f"This method needs {module}: pip install 'chainrule[{extra}]'.", code="not_installed"
-        ) from error
+        raise missing_dependency("This method needs", module, f"'chainrule[{extra}]'") from error

@@ -16,12 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._describe import describe_value
-from chainrule._device import own_copy
 from chainrule._errors import InputError
 from chainrule._paths import Key, Segment, join_path
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import Bounds
-from chainrule.runtime.internal import Document, Layout, Leaf
+from chainrule.runtime.internal import Document, Layout, Leaf, complete_inputs
 
 BoundsLike = Literal["schema"] | Mapping[str, Any] | None
 
@@ -100,9 +99,7 @@ def _of_component(
             f"Expected the inputs of {component.name} as a dictionary; found {describe_value(x0)}.",
             code="bad_start",
         )
-    local = getattr(component, "local", None) or component
-    reads = hasattr(local, "read_inputs")
-    tree = local.read_inputs({"inputs": x0}) if reads else own_copy(x0)
+    tree = complete_inputs(component, x0)
     leaves = Document(component.openapi_schema).leaves("inputs", tree)
     if not leaves:
         raise InputError(

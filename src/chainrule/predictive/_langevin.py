@@ -33,6 +33,7 @@ def langevin(
         >>> sampler = Learner(states=langevin(0.05), schedule=settle(100))
     """
 
+    # `optax.add_noise` would do, but does not run under strict dtype promotion.
     def init(params: Any) -> LangevinState:
         return LangevinState(jax.random.key(seed))
 

@@ -69,16 +69,14 @@ def _context_grants(info: ValidationInfo) -> tuple[Grants, bool]:
 
 def _input_path(path: Path, info: ValidationInfo) -> Path:
     grants, is_unchecked = _context_grants(info)
-    if is_unchecked:
-        return path
-    return _must_exist(grants.input_path(_inside(grants.input_dir, path)), "input_path")
+    found = grants.input_path(_inside(grants.input_dir, path))
+    return found if is_unchecked else _must_exist(found, "input_path")
 
 
 def _output_path(path: Path, info: ValidationInfo) -> Path:
     grants, is_unchecked = _context_grants(info)
-    if is_unchecked:
-        return path
-    return _must_exist(grants.output_path(_inside(grants.output_dir, path)), "output_path")
+    found = grants.output_path(_inside(grants.output_dir, path))
+    return found if is_unchecked else _must_exist(found, "output_path")
 
 
 def _relative_to_output(path: Path) -> str:

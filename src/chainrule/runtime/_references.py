@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from chainrule._errors import CapabilityError, NotGrantedError
+from chainrule._errors import NotGrantedError, missing_dependency
 from chainrule._registry import provided
 from chainrule.runtime._config import ReferenceKind
 from chainrule.runtime._runs import get_config
@@ -97,8 +97,7 @@ def _opener(kind: ReferenceKind) -> Any:
     try:
         client = provided("component")
     except ImportError as error:
-        raise CapabilityError(
-            f"References of type {kind!r} cannot be opened here: {error}.",
-            code="reference_unsupported",
+        raise missing_dependency(
+            f"References of type {kind!r} need", error.name, "'chainrule[serve]'"
         ) from error
     return client.from_url if kind == "url" else client.from_image

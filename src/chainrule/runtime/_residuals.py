@@ -44,6 +44,7 @@ from chainrule._errors import InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import flatten_with_paths, is_arraylike, iterate_leaves
 from chainrule.runtime._component._definition import takes_argument
+from chainrule.runtime._runs import count_reuse
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._definition import Implementation
@@ -255,6 +256,8 @@ class _Forward:
         """The residuals at some inputs, kept or computed."""
         place = self._place_of(inputs)
         found = self._find(place)
+        if place is not None:
+            count_reuse("residuals", found=found is not None)
         if found is not None:
             return own_copy(found.value)
         result = self._function(own_copy(inputs))

@@ -38,7 +38,7 @@ from typing import Any
 
 import orjson
 
-from chainrule._errors import DefinitionError, InputError, StorageError
+from chainrule._errors import InputError, StorageError, missing_dependency
 from chainrule._files import whole_file, write_whole
 from chainrule._tracing import current_traceparent
 from chainrule._visible import visible
@@ -64,6 +64,9 @@ class Run:
         is_flat: put files directly into `output_path`, as the command line does, instead of a folder
             per run.
 
+    Attributes:
+        reuse: how often something kept from earlier calls was there (`results_hit`, `residuals_miss`, …).
+
     Raises:
         InputError: the id is not of the safe form (`bad_run_id`).
     """
@@ -75,6 +78,7 @@ class Run:
         self._given_id = None if run_id is None else self.check_id(run_id)
         self._is_flat = is_flat
         self._log: LocalLog | MlflowLog | None = None
+        self.reuse: Counter[str] = Counter()
 
     @staticmethod
     def current() -> Run | None:
@@ -144,6 +148,18 @@ def _new_folder(root: Path, name: str) -> Path:
         except FileExistsError:
             count += 1
             folder = root / f"{name}.{count}"
+
+
+def count_reuse(kind: str, *, found: bool) -> None:
+    """Count, for the run under way, whether something that may be kept from earlier calls was there.
+
+    Args:
+        kind: `results` or `residuals`.
+        found: whether it was.
+    """
+    run = current_run.get()
+    if run is not None:
+        run.reuse[f"{kind}_{'hit' if found else 'miss'}"] += 1
 
 
 @contextmanager
@@ -368,9 +384,8 @@ def _open_client(uri: str) -> Any:
     try:
         from mlflow import MlflowClient
     except ModuleNotFoundError as error:
-        raise DefinitionError(
-            "mlflow_tracking_uri is set, but MLflow is not installed: pip install 'chainrule[mlflow]'.",
-            code="framework_missing",
+        raise missing_dependency(
+            "mlflow_tracking_uri is set, and needs", "mlflow", "'chainrule[mlflow]'"
         ) from error
     return MlflowClient(tracking_uri=uri)
 

@@ -1,6 +1,7 @@
 """What other packages of this project use of `runtime`; no promise to users.
 
 Document               what the OpenAPI document of a component says
+complete_inputs        inputs with their defaults, also of a component behind a handle
 Field                  one leaf of a schema, for people
 Leaf                   one differentiable array of a call: path, shape, units, bounds
 load_module            run a Python file in a package of its own
@@ -33,7 +34,7 @@ from typing import TYPE_CHECKING
 from chainrule._lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from chainrule.runtime._component._document import Document, Field, Leaf
+    from chainrule.runtime._component._document import Document, Field, Leaf, complete_inputs
     from chainrule.runtime._component._failures import failure_of
     from chainrule.runtime._component._isolation import PEER_MODULES, load_module
     from chainrule.runtime._component._loading import (
@@ -65,6 +66,7 @@ __all__ = [
     "Subject",
     "array_leaves",
     "check_sources",
+    "complete_inputs",
     "failure_of",
     "fit_abstract",
     "is_array_type",
@@ -81,7 +83,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "_component._document": "Document Field Leaf",
+    "_component._document": "Document Field Leaf complete_inputs",
     "_component._isolation": "load_module PEER_MODULES",
     "_component._loading": "COMPONENT_FILES check_sources read_mapping split_source",
     "_component._failures": "failure_of",

@@ -94,6 +94,8 @@ def torch_jacobian(
     blocks: Any = {}
     if _size(narrowed.primals) and _size(outputs):
         blocks, _ = transform(narrowed.function, has_aux=True)(narrowed.primals)
+        if mode == "reverse":
+            narrowed.refuse_lost()
     everything = narrowed.primals | narrowed.exact
     return {
         out: {
@@ -242,8 +244,9 @@ class _Narrowed:
         function: `{input path: tensor}` → `({output path: tensor}, (exact outputs, all tensors))`.
         primals: the selected inputs that can vary.
         exact: the selected inputs that are integer or boolean; their derivative is zero.
-        seen: the outputs of the last call. `torch.func` lets only tensors out of a function, so what else
-            there is (text, `None`) is left here.
+        seen: of the last call, `outputs` and the paths of `constant` ones, which reverse mode does not trace
+            to an input. `torch.func` lets only tensors out of a function, so what else there is (text,
+            `None`) is left here.
     """
 
     function: Callable[[Tensors], tuple[Tensors, tuple[Tensors, Tensors]]]
@@ -264,6 +267,7 @@ class _Narrowed:
         at = self.primals if primals is None else primals
         found: Any = torch.func.vjp(self.function, at, has_aux=True)
         outputs, pull, (_, tensors) = found
+        self.refuse_lost()
         return outputs, lambda cotangent: (_conjugated(pull(_conjugated(cotangent))[0]),), tensors
 
     def record(self) -> tuple[Tensors, Callable[[Tensors], tuple[Tensors]], Tensors]:
@@ -272,6 +276,7 @@ class _Narrowed:
         with torch.enable_grad():
             # Clones, because torch lets no code overwrite a leaf of the tape.
             outputs, (_, tensors) = self.function({p: leaf.clone() for p, leaf in leaves.items()})
+        self.refuse_lost()
 
         def pull(cotangent: Tensors) -> tuple[Tensors]:
             moving = [path for path, output in outputs.items() if output.requires_grad]
@@ -292,6 +297,34 @@ class _Narrowed:
 
         return {path: output.detach() for path, output in outputs.items()}, pull, tensors
 
+    def refuse_lost(self) -> None:
+        """Refuse an output whose derivative is lost to reverse mode, after a call in reverse mode.
+
+        What a function computes under `torch.no_grad` is a constant to reverse mode. Forward mode does not
+        know `no_grad`; a true constant, a detached tensor included, has no tangent there either.
+        """
+        constant = self.seen["constant"]
+        if not constant or not self.primals:
+            return
+        # A direction without symmetry, along which no usual function stands still.
+        direction = {
+            path: torch.cos(torch.arange(tensor.numel())).reshape(tensor.shape).to(tensor)
+            for path, tensor in self.primals.items()
+        }
+        try:
+            tangents, _ = self.push(direction)
+        except NotImplementedError:  # an operation without forward mode
+            return
+        for path in constant:
+            if tangents[path].any():
+                raise ComponentError(
+                    f"The function computes {path!r} under `torch.no_grad()`, so torch has no derivative of "
+                    "it in reverse mode. Remove `no_grad`: endpoints other than derivatives run without "
+                    "gradients anyway. What is to be a constant is `.detach()`ed.",
+                    code="derivative_lost",
+                    path=path,
+                )
+
     def outputs(self, tensors: Tensors) -> Any:
         """All outputs, with arrays for the tensors."""
         return set_at_path(self.seen["outputs"], _to_arrays(tensors))
@@ -311,6 +344,7 @@ def _narrow(
         selected = canonical(output_paths)
         _require_tensors(outputs, selected)
         varying, fixed = _by_exactness(_select(outputs, selected))
+        seen["constant"] = [path for path, tensor in varying.items() if not tensor.requires_grad]
         return varying, (fixed, tensors)
 
     return _Narrowed(function, primals, exact, seen)

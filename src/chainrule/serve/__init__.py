@@ -11,6 +11,8 @@ _options         settings of a server: one table
 _run             the application on uvicorn, from start to an orderly stop
 _connections     limits on HTTP connections
 _security        which callers are allowed
+_accounts        the holders of tokens: their limits, and what they have used
+_watched_files   files that are read again when they change
 _logs            the access log, and the output of workers
 _app             components in, routes out
 _endpoint        `POST /<endpoint>`: reads the body, asks the pool, sends the reply
@@ -20,6 +22,7 @@ _pool            the queue and the workers of one component, and what is counted
 _merging         several calls of `apply` answered by one
 _worker_handles  a worker as the server sees it: a process, or a thread
 _worker          a worker process, from the inside
+_added           endpoints beside the component's: check_gradients, minimize, plot
 _answering       from the bytes of a call to the bytes of its reply
 _problems        errors as `application/problem+json`
 
@@ -27,6 +30,7 @@ Beside it:
 
 _jobs            calls that outlive the connection that asked for them
 _metrics         `/ready`, `/status` and `/metrics`
+_exchange        files that callers upload and download
 _page            the page of a component, and its description at `/docs`
 _umbridge        the UM-Bridge protocol
 internal         what other packages of this project use

@@ -1,8 +1,8 @@
 """From the bytes of a call to the bytes of its reply: the whole work of a worker.
 
 `Answerer` decodes the body, calls the component and encodes the result. It is used by worker processes, by
-the worker thread and by replicas on a cluster. Two things are beside the component's own endpoints:
-`check_gradients` (one call with a bound on its cost) and the cache of results.
+the worker thread and by replicas on a cluster. Two things are beside the component's own endpoints: those
+that a server adds (`_added`) and the cache of results.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from chainrule._codec import (
     FRAMES_MEDIA_TYPE,
@@ -31,13 +31,12 @@ from chainrule._codec import (
 )
 from chainrule._content_store import SharedFolder, content_name
 from chainrule._describe import describe_value
-from chainrule._endpoints import ENDPOINTS, DerivativeKind
 from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule._lru_cache import LRUCache
-from chainrule._progress import unheard
 from chainrule._tracing import export_spans, span
-from chainrule.runtime import ComponentConfig, LocalComponent, load_component, progress
+from chainrule.runtime import ComponentConfig, LocalComponent, load_component
 from chainrule.runtime.internal import Run, failure_of, reuse_residuals
+from chainrule.serve._added import ADDED, WITHOUT_ARRAYS, added_endpoints
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
@@ -100,8 +99,7 @@ class Answerer:
         """What the server tells about the component."""
         component = self.component
         endpoints = [name for name in component.available_endpoints if name != "health"]
-        if can_check(endpoints):
-            endpoints.append(CHECK_GRADIENTS)
+        endpoints += added_endpoints(component)
         if self._config.debug:
             endpoints.append("test")
         return Facts(
@@ -145,7 +143,7 @@ class Answerer:
     def _encoded(self, call: Call, result: Any, run: Run | None = None) -> Reply:
         form, run = self._form(call), run or Run(self._config)
         pieces = encode_result(result, form, self._config, lambda: run.folder.name)
-        return Reply(200, form.media_type, pieces)
+        return Reply(200, form.media_type, pieces, reuse=dict(run.reuse))
 
     def _reply(self, call: Call) -> Reply:
         try:
@@ -200,12 +198,14 @@ class Answerer:
     def _result(self, endpoint: str, payload: Mapping[str, Any], run: Run) -> Any:
         if endpoint == "test":
             return self._test(payload)
-        if endpoint == CHECK_GRADIENTS:
-            return run_check(self.component, payload)
+        if endpoint in ADDED:
+            return ADDED[endpoint](self.component, payload, run)
         compute = partial(
             self.component.call, endpoint, payload, run=run, copy_results=self._copy_results
         )
-        return compute() if self._cache is None else self._cache.result(endpoint, payload, compute)
+        if self._cache is None:
+            return compute()
+        return self._cache.result(endpoint, payload, compute, run)
 
     def _test(self, payload: Mapping[str, Any]) -> dict[str, str]:
         """Run a regression test that the caller sends; only there when debugging."""
@@ -267,74 +267,8 @@ def encode_result(
 
 def plain_form(endpoint: str, form: Negotiated) -> Negotiated:
     """The form of an endpoint's answers: those that have no arrays are plain JSON in every JSON format."""
-    has_arrays = endpoint not in ("abstract_eval", "test", CHECK_GRADIENTS)
+    has_arrays = endpoint not in ("abstract_eval", "test", *WITHOUT_ARRAYS)
     return form if has_arrays or not form.format.startswith("json") else Negotiated("json")
-
-
-CHECK_GRADIENTS = "check_gradients"
-"""The endpoint's name."""
-
-
-class _CheckRequest(BaseModel):
-    """What a caller may ask for; the bounds keep one check from being a thousand calls."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    inputs: Any
-    input_paths: list[str] | None = None
-    output_paths: list[str] | None = None
-    endpoints: list[str] | None = None
-    max_evals: int = Field(200, ge=10, le=1000)
-    max_output_samples: int = Field(20, ge=1, le=200)
-    rtol: float = Field(0.1, gt=0, lt=1)
-    seed: int = 0
-
-
-def can_check(endpoints: list[str]) -> bool:
-    """Whether a component with these endpoints has a derivative to check."""
-    return any(isinstance(ENDPOINTS.get(name), DerivativeKind) for name in endpoints)
-
-
-class _Counted:
-    """A component that says how much of a budget its calls have spent."""
-
-    def __init__(self, component: LocalComponent, budget: int) -> None:
-        self._component = component
-        self._budget = budget
-        self._count = 0
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._component, name)
-        return partial(self._call, value) if name in ENDPOINTS else value
-
-    def _call(self, endpoint: Callable[..., Any], *args: Any) -> Any:
-        self._count += 1
-        progress(min(self._count / self._budget, 1.0), f"{self._count} calls")
-        with unheard():
-            return endpoint(*args)
-
-
-def run_check(component: LocalComponent, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the derivatives of a component at the inputs of a request.
-
-    Raises:
-        InputError: the request asks for something else, or for too much.
-    """
-    from chainrule.runtime.testing import check_gradients
-
-    try:
-        request = _CheckRequest.model_validate(payload)
-    except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)
-        raise InputError(
-            f"This is not a gradient check: {problems[0]['msg']}.",
-            code="invalid_input",
-            details={"problems": problems},
-        ) from None
-    options = request.model_dump(exclude={"inputs"})
-    counted = _Counted(component, request.max_evals)
-    report = check_gradients(counted, {"inputs": request.inputs}, show_progress=False, **options)
-    return report.to_dict()
 
 
 _MAX_ENTRIES = 1 << 16
@@ -363,12 +297,13 @@ class ResultCache:
         wanted = component.config.cache
         return cls(component) if component.name in wanted or "*" in wanted else None
 
-    def result(self, endpoint: str, payload: Any, compute: Callable[[], Any]) -> Any:
+    def result(self, endpoint: str, payload: Any, compute: Callable[[], Any], run: Run) -> Any:
         """The result of a request, from here or computed. Failures are not kept."""
         name = content_name(self._hash, endpoint, payload)
         if name is None:
             return compute()
         content = self._memory.get(name) if self._folder is None else self._folder.read(name)
+        run.reuse["results_hit" if content is not None else "results_miss"] += 1
         if content is not None:
             return decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
         result = compute()

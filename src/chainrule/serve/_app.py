@@ -21,8 +21,11 @@ from chainrule._errors import DefinitionError, StorageError
 from chainrule._files import Scratch
 from chainrule._same_host import is_supported
 from chainrule.runtime import ComponentConfig, LocalComponent
+from chainrule.serve._accounts import Accounts
+from chainrule.serve._added import ADDED
 from chainrule.serve._calls import Facts
 from chainrule.serve._endpoint import Endpoint, Intake
+from chainrule.serve._exchange import Exchange
 from chainrule.serve._jobs import JobReplies, Jobs, job_routes, with_server_routes
 from chainrule.serve._logs import AccessLog, ErrorStream, Output, OutputLog
 from chainrule.serve._merging import Merger
@@ -34,6 +37,7 @@ from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
 from chainrule.serve._security import BearerToken
 from chainrule.serve._umbridge import umbridge_routes
+from chainrule.serve._watched_files import WatchedFiles, keep_looking
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +78,9 @@ class Server:
     Attributes:
         app: the ASGI application.
         services: name → component, once started.
+        accounts: who may call, where tokens are asked for.
+        watched: files that are read again when they change.
+        is_draining: whether the server is about to stop.
     """
 
     def __init__(
@@ -105,11 +112,16 @@ class Server:
         self._starlette = Starlette(
             lifespan=self._lifespan, exception_handlers={HTTPException: self._on_http_exception}
         )
-        token = options.read_token()
+        self.accounts: Accounts | None = None
+        self.watched: list[WatchedFiles] = []
+        self.is_draining = False
+        self._watching: asyncio.Task[None] | None = None
         self._posts: dict[str, Any] = {}
         self.app: Any = self._dispatch
-        if token is not None:
-            self.app = BearerToken(self._dispatch, token, self._count_refused)
+        if options.token_file is not None:
+            self.accounts = Accounts(options.token_file, self._on_revoked)
+            self.watched.append(self.accounts.files)
+            self.app = BearerToken(self._dispatch, self.accounts, self._count_refused)
         if options.access_log:
             self.app = AccessLog(self.app)
 
@@ -169,6 +181,7 @@ class Server:
         if self._options.same_host and is_supported():
             self._same_host = SameHostListener()
         await self._jobs.start(self.services)
+        self._watching = asyncio.create_task(keep_looking(self.watched))
         self._starlette.router.routes[:] = routes = self._routes()
         self._posts = {route.path: route.app for route in routes if route.methods == {"POST"}}
 
@@ -204,6 +217,11 @@ class Server:
         if isinstance(endpoint, Endpoint):
             endpoint.refuse(status)
 
+    def _on_revoked(self) -> None:
+        """A token is not valid any more: what was agreed with its holder beside HTTP ends too."""
+        if self._same_host is not None:
+            self._same_host.renew()
+
     def _places(self) -> list[tuple[str, Service]]:
         """Where components answer: the first at the root, all under their names."""
         first = next(iter(self.services.values()))
@@ -218,7 +236,9 @@ class Server:
         for prefix, service in self._places():
             routes += self._component_routes(prefix, service)
         routes.append(Route("/same-host", self._on_same_host, methods=["GET"]))
-        routes += status_routes(self.services, self._jobs) + job_routes(self._job_replies)
+        routes += status_routes(self, self._jobs) + job_routes(self._job_replies)
+        if self._options.max_upload_bytes:
+            routes += Exchange(self._config, self._options).routes()
         return routes + page_routes()
 
     async def _on_same_host(self, request: Request) -> Response:
@@ -255,7 +275,11 @@ class Server:
     def _component_routes(self, prefix: str, service: Service) -> list[Any]:
         facts = service.facts
         # Routes of the server are below its root, not below every component.
-        document = facts.openapi if prefix else with_server_routes(facts.openapi)
+        document = dict(facts.openapi if prefix else with_server_routes(facts.openapi))
+        document["x-added"] = [name for name in facts.endpoints if name in ADDED]
+        if self._options.max_upload_bytes:
+            document["x-files"] = {"max_bytes": self._options.max_upload_bytes}
+        document = {**document, "x-added": [name for name in facts.endpoints if name in ADDED]}
 
         async def openapi(request: Request) -> Response:
             return JSONResponse(document)
@@ -292,6 +316,7 @@ class Server:
 
         Jobs are held first: a job that began during the grace period would be killed at its end.
         """
+        self.is_draining = True
         self._jobs.hold()
         await asyncio.gather(*(pool.drain(self._options.grace_s) for pool in self._pools))
         await self.stop()
@@ -302,6 +327,8 @@ class Server:
         The order: clients lose their channels, so that no new memory comes; the workers end, so that running
         jobs fail; the jobs write down how they ended; what the workers shared goes last.
         """
+        if self._watching is not None:
+            self._watching.cancel()
         if self._same_host is not None:
             self._same_host.close()
             self._same_host = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from chainrule._errors import InputError, StorageError, TransportError
@@ -121,6 +123,7 @@ class Reply(NamedTuple):
         retry_after_s: when a caller that was turned away may come back.
         stored: where the body lies when it is not in `pieces`: in the caller's room, or in new memory.
         headers: more of them, for HTTP.
+        reuse: how often something kept from earlier calls was there (`results_hit`, `residuals_miss`, …).
     """
 
     status: int
@@ -129,6 +132,7 @@ class Reply(NamedTuple):
     retry_after_s: int | None = None
     stored: SegmentBody | None = None
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    reuse: Mapping[str, int] = MappingProxyType({})
 
     @property
     def nbytes(self) -> int:

@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 # Descriptors for other things: files, workers, clients of the same host.
 _OTHER_DESCRIPTORS = 256
 _WARN_EVERY_S = 60.0
+# A caller that keeps a TLS connection for later does not read that it is closed: the end is not waited for.
+_GOODBYE_S = 1.0
 
 
 class Connection(Protocol):
@@ -253,7 +255,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def waits_since(self) -> float | None:
-        """Since when no request has been under way; one whose headers are not complete is none."""
+        """Since when no request has been under way; one whose headers are not complete does not count."""
         cycle = self.cycle
         is_asked = cycle is not None and not cycle.response_complete and FOLLOWS not in cycle.scope
         return None if is_asked else self._waits_since
@@ -406,6 +408,7 @@ class TlsHandshake(asyncio.Protocol):
                 self._socket,
                 ssl=self._context,
                 ssl_handshake_timeout=behind.read_timeout_s,
+                ssl_shutdown_timeout=_GOODBYE_S,
             )
         except OSError:  # no handshake, or none in time: the caller cannot be told
             self._socket.close()

@@ -98,7 +98,7 @@ class Endpoint:
         query = _query(scope["query_string"])
         self._check_hash(headers.get(CONTENT_HASH_HEADER))
         call = self._call(headers, query, scope.get(RUN_ID) if self._names_runs else None).check()
-        waits = _waits(query)
+        waits = _is_true(query, "wait", "true")
         is_job = b"idempotency-key" in headers or not waits
         memory = self._claim(headers, nbytes, is_job=is_job)
         if memory is not None and memory.body is not None:
@@ -120,7 +120,9 @@ class Endpoint:
                 body = memory.body if in_segment else await memory.read()
             call = call._replace(body=body)
             if is_job:
-                return await self._take_on(call, _text(headers.get(b"idempotency-key")), waits)
+                key = _text(headers.get(b"idempotency-key"))
+                is_idempotent = _is_true(query, "idempotent", "false")
+                return await self._take_on(call, key=key, waits=waits, is_idempotent=is_idempotent)
             return await self._answer(call, memory, receive)
 
     def _claim(
@@ -154,10 +156,10 @@ class Endpoint:
         """Count a request that does not reach the component."""
         self._service.pool.metrics.refuse(self._name, status)
 
-    async def _take_on(self, call: Call, key: str | None, waits: bool) -> Reply:
+    async def _take_on(self, call: Call, **how: Any) -> Reply:
         """Make a job of a request."""
         try:
-            return await self._jobs.answer(self._service, call, key=key, waits=waits)
+            return await self._jobs.answer(self._service, call, **how)
         except ChainruleError as error:
             return problem_reply(error, debug=self._debug)
 
@@ -241,10 +243,10 @@ def _query(text: bytes) -> Mapping[str, str]:
     return query
 
 
-def _waits(query: Mapping[str, str]) -> bool:
-    text = query.get("wait", "true").lower()
+def _is_true(query: Mapping[str, str], name: str, default: str) -> bool:
+    text = query.get(name, default).lower()
     if text not in ("true", "false"):
-        raise InputError("wait is true or false.", code="bad_query")
+        raise InputError(f"{name} is true or false.", code="bad_query")
     return text == "true"
 
 
@@ -337,7 +339,7 @@ class Intake:
             nbytes: the declared length. Without one what is yielded is told how much has come.
 
         Raises:
-            CallError: there is none now (`memory_busy`); what is yielded raises it too.
+            CallError: all memory is in use (`memory_busy`); what is yielded raises it too.
         """
         taken = 0
 
@@ -405,14 +407,14 @@ async def read_body(
         SlowCallerError: the caller paused too long, or is too slow.
         Disconnected: the caller went away.
     """
-    chunks = _chunks(receive, timeout_s, max_bytes, grow)
+    chunks = body_chunks(receive, timeout_s, max_bytes, grow)
     if in_segment and nbytes is not None and nbytes > INLINE_BYTES:
         return await _into_segment(chunks, nbytes)
     body = b"".join([chunk async for chunk in chunks])
     return place_body(body) if in_segment else body
 
 
-async def _chunks(
+async def body_chunks(
     receive: Receive, timeout_s: float, max_bytes: int, grow: Grow
 ) -> AsyncIterator[bytes]:
     """The chunks of one body, within time and size."""

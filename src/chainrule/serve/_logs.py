@@ -1,8 +1,8 @@
 """Log lines of a server: one per request (`AccessLog`), and the output of author code (`Output`).
 
-The access log has who asked for what, how it went and how long it took; never the data. What author code
-prints goes to a file (`OutputLog`), or to the server's error stream without control characters
-(`ErrorStream`).
+The access log has who asked for what (the address, and the name of the token), how it went and how long it
+took; never the data. What author code prints goes to a file (`OutputLog`), or to the server's error stream
+without control characters (`ErrorStream`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _log = logging.getLogger("chainrule.access")
 
 RUN_ID = "chainrule.run_id"
 """Where the id of a run stands in an ASGI scope when the caller gave none."""
+TOKEN_NAME = "chainrule.token_name"
+"""Where the name of the caller's token stands in an ASGI scope."""
 
 Message = MutableMapping[str, Any]
 
@@ -91,6 +93,8 @@ class _Line:
             "sent": self._sent,
             "client": (scope.get("client") or [None])[0],
         }
+        if TOKEN_NAME in scope:
+            facts["token"] = scope[TOKEN_NAME]
         if scope["method"] == "POST":
             given = parse_qs(scope["query_string"].decode("latin-1")).get("run_id")
             facts["run_id"] = given[0] if given else scope[RUN_ID]

@@ -20,6 +20,8 @@ from chainrule import __version__
 from chainrule.serve._pool import BOUNDS_S, OUTCOMES, EndpointMetrics, Service
 
 if TYPE_CHECKING:
+    from chainrule.serve._accounts import Accounts
+    from chainrule.serve._app import Server
     from chainrule.serve._jobs import Jobs
 
 
@@ -36,9 +38,9 @@ def percentiles(seconds: list[float]) -> dict[str, float | None]:
 Sample = tuple[str, Mapping[str, object], float]
 
 
-def exposition(services: Mapping[str, Service], jobs: Mapping[str, int]) -> str:
+def exposition(server: Server, jobs: Mapping[str, int]) -> str:
     """All metrics of a server."""
-    named = list(services.items())
+    named = list(server.services.items())
     lines: list[str] = []
     lines += _family("requests", "counter", "Requests that are over.", _requests(named))
     lines += _family(
@@ -55,6 +57,17 @@ def exposition(services: Mapping[str, Service], jobs: Mapping[str, int]) -> str:
     for name, help, value in _GAUGES:
         samples = [("", {"component": c}, value(service)) for c, service in named]
         lines += _family(name, "gauge", help, samples)
+    for kind, help in _REUSE.items():
+        reuse = [
+            (
+                "_total",
+                {"component": name, "outcome": outcome},
+                s.pool.metrics.reuse[f"{kind}_{outcome}"],
+            )
+            for name, s in named
+            for outcome in ("hit", "miss")
+        ]
+        lines += _family(f"{kind}_reuse", "counter", help, reuse)
     restarts = [
         ("_total", {"component": name, "worker": worker.id}, worker.restarts)
         for name, service in named
@@ -68,7 +81,52 @@ def exposition(services: Mapping[str, Service], jobs: Mapping[str, int]) -> str:
     lines += _family("component_info", "gauge", "Versions of component and server.", about)
     states = [("", {"state": state}, count) for state, count in jobs.items()]
     lines += _family("jobs", "gauge", "Jobs that are known, by state.", states)
+    draining: list[Sample] = [("", {}, int(server.is_draining))]
+    lines += _family("draining", "gauge", "1 if the server is about to stop.", draining)
+    for name, kind, help, count in _FILES:
+        suffix = "_total" if kind == "counter" else ""
+        files = [(suffix, {"files": files.name}, count(files)) for files in server.watched]
+        lines += _family(name, kind, help, files)
+    if server.accounts is not None:
+        lines += _account_families(server.accounts)
     return "\n".join(lines) + "\n"
+
+
+def _account_families(accounts: Accounts) -> Iterator[str]:
+    """What the holders of tokens have used, by the names in the token file."""
+    for name, kind, help, count in _ACCOUNTS:
+        suffix = "_total" if kind == "counter" else ""
+        samples = [(suffix, {"token": each.holder.name}, count(each)) for each in accounts]
+        yield from _family(
+            name, kind, help, [sample for sample in samples if sample[2] is not None]
+        )
+    limited = [
+        ("_total", {"token": each.holder.name, "limit": limit}, count)
+        for each in accounts
+        for limit, count in each.refused.items()
+    ]
+    yield from _family(
+        "token_limited", "counter", "Requests beyond a limit of their token.", limited
+    )
+    unknown: list[Sample] = [("_total", {}, accounts.refused)]
+    yield from _family("unauthorized", "counter", "Requests without a valid token.", unknown)
+
+
+_FILES: tuple[Any, ...] = (
+    ("files_loaded", "counter", "Changes of files that were read.", lambda files: files.loaded),
+    ("files_failed", "counter", "Changes of files that cannot be used.", lambda files: files.failed),
+    ("files_current", "gauge", "0 if what is in force is not what the files say.",
+     lambda files: int(files.is_current)),
+)  # fmt: skip
+_ACCOUNTS: tuple[Any, ...] = (
+    ("token_requests", "counter", "Requests with a token.", lambda account: account.requests),
+    ("token_calls_running", "gauge", "Calls with a token that are under way.",
+     lambda account: account.running),
+    ("token_rate_limit", "gauge", "Requests per second that a token may make.",
+     lambda account: account.holder.rate),
+    ("token_calls_limit", "gauge", "Calls with a token that may be under way.",
+     lambda account: account.holder.calls),
+)  # fmt: skip
 
 
 _GAUGES: tuple[Any, ...] = (
@@ -82,6 +140,12 @@ _GAUGES: tuple[Any, ...] = (
     ("workers", "Workers that are up.", lambda s: s.pool.alive),
     ("ready", "1 if the component answers calls.", lambda s: int(s.pool.is_ready)),
 )
+
+
+_REUSE = {
+    "results": "Requests whose result may be kept (--cache), by whether it was.",
+    "residuals": "Derivatives that look for what a forward pass has left, by whether it was there.",
+}
 
 
 def _requests(named: Iterable[tuple[str, Service]]) -> Iterator[Sample]:
@@ -128,14 +192,15 @@ def _escaped(text: str) -> str:
 _RATE_WINDOW_S = 10.0
 
 
-def status_routes(services: Mapping[str, Service], jobs: Jobs) -> list[Route]:
+def status_routes(server: Server, jobs: Jobs) -> list[Route]:
     """The routes that tell how the server is."""
-    started = time.monotonic()
+    started, services = time.monotonic(), server.services
 
     async def ready(request: Request) -> Response:
         states = {name: _state(service) for name, service in services.items()}
-        is_ready = all(state["ready"] for state in states.values())
-        content = {"status": "ready" if is_ready else "degraded", "components": states}
+        is_ready = all(state["ready"] for state in states.values()) and not server.is_draining
+        word = "draining" if server.is_draining else "ready" if is_ready else "degraded"
+        content = {"status": word, "components": states}
         return JSONResponse(content, status_code=200 if is_ready else 503)
 
     async def status(request: Request) -> Response:
@@ -148,7 +213,7 @@ def status_routes(services: Mapping[str, Service], jobs: Jobs) -> list[Route]:
         return JSONResponse(content, headers={"Cache-Control": "no-store"})
 
     async def metrics(request: Request) -> Response:
-        text = exposition(services, await jobs.counts())
+        text = exposition(server, await jobs.counts())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return [

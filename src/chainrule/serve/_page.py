@@ -34,6 +34,17 @@ PAGE_HEADERS = {
     "Cache-Control": "no-cache",
 }
 
+FRAME_HEADERS = {
+    "Content-Security-Policy": "sandbox allow-scripts; default-src 'none'; "
+    "script-src 'unsafe-inline' 'unsafe-eval' blob:; style-src 'unsafe-inline'; img-src data: blob:; "
+    "font-src data:; worker-src blob:; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""Of the frame in which plots of authors are shown. Their scripts run, but without an origin, so they reach
+neither the page nor its token, and without a network. The page's policy keeps the frame at this address."""
+
 _MEDIA_TYPES = {
     "css": "text/css",
     "html": "text/html",
@@ -43,7 +54,7 @@ _MEDIA_TYPES = {
 _SCRIPTS = ("page.js", "dashboard.js")
 """The files that pages start with. The others under `_web` are parts of these, and not served alone."""
 _PLACE = re.compile(r"(/c/[^/]+)?/")
-_ASSET = re.compile(r"(/c/[^/]+)?/_page/[a-z_]+\.(css|js|svg)")
+_ASSET = re.compile(r"(/c/[^/]+)?/_page/([a-z_]+\.(css|js|svg)|frame\.html)")
 
 
 def is_page(scope: MutableMapping[str, Any]) -> bool:
@@ -88,12 +99,12 @@ def static_file(name: str) -> Response:
     """One of the files that make up a page.
 
     Raises:
-        HTTPException: there is none of that name (404).
+        HTTPException: no file has that name (404).
     """
     content = _web_files().get(name)
     if content is None:
         raise HTTPException(404)
-    headers = {**PAGE_HEADERS, "Vary": "Accept"}
+    headers = FRAME_HEADERS if name == "frame.html" else {**PAGE_HEADERS, "Vary": "Accept"}
     return Response(content, media_type=_MEDIA_TYPES[name.rpartition(".")[2]], headers=headers)
 
 
@@ -122,7 +133,7 @@ def _render(facts: Facts) -> tuple[str, str]:
     version = "" if facts.version == "unknown" else facts.version
     document = Document(facts.openapi)
     sides = "".join(
-        f"<h2>{title}</h2><div class='scroll'>{Field.table(fields)}</div>"
+        f"<h2>{title}</h2>{_scrolling(title, Field.table(fields))}"
         for title, fields in (
             ("Inputs", document.fields("inputs")),
             ("Outputs", document.fields("outputs")),
@@ -146,16 +157,22 @@ def _endpoints(facts: Facts) -> str:
     capabilities = Document(facts.openapi).capabilities
     rows = "".join(
         f"<tr><td><code>POST {escape(name)}</code></td>"
-        f"<td>{escape(str(capabilities.get(name, '')))}</td></tr>"
+        f"<td>{escape(str(capabilities.get(name, 'added by the server')))}</td></tr>"
         for name in facts.endpoints
     )
-    return (
-        "<div class='scroll'><table><thead><tr><th scope='col'>request</th>"
+    table = (
+        "<table><thead><tr><th scope='col'>request</th>"
         f"<th scope='col'>what it is</th></tr></thead><tbody>{rows}"
         "<tr><td><code>GET health</code></td><td>whether it is up</td></tr>"
         "<tr><td><code>GET <a href='openapi.json'>openapi.json</a></code></td>"
-        "<td>all of this, for machines</td></tr></tbody></table></div>"
+        "<td>all of this, for machines</td></tr></tbody></table>"
     )
+    return _scrolling("Endpoints", table)
+
+
+def _scrolling(label: str, table: str) -> str:
+    """A table that scrolls on a small screen, also by the keys."""
+    return f"<div class='scroll' tabindex='0' role='region' aria-label='{label}'>{table}</div>"
 
 
 def _example(facts: Facts, address: str) -> str:

@@ -20,7 +20,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -128,12 +128,14 @@ class Metrics:
     Attributes:
         outcomes: what became of calls → how many.
         endpoints: name → what passed through.
+        reuse: what was kept from earlier calls, and whether it was there (`results_hit`, …) → how often.
         recent: when the last requests ended (`time.perf_counter`), and how long they took.
     """
 
     def __init__(self) -> None:
         self.outcomes = dict.fromkeys(OUTCOMES, 0)
         self.endpoints: dict[str, EndpointMetrics] = {}
+        self.reuse: Counter[str] = Counter()
         self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
 
     async def counted(
@@ -153,6 +155,8 @@ class Metrics:
         try:
             reply = await answer
             outcome, status, sent = "answered", reply.status, reply.nbytes
+            if is_call:
+                self.reuse.update(reply.reuse)
             return reply
         except ChainruleError as error:
             outcome, status = _OUTCOME_OF_CODE.get(error.code), error.http_status

@@ -12,6 +12,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,7 @@ from chainrule.serve._connections import (
 )
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._security import LocalCallers
+from chainrule.serve._watched_files import WatchedFiles
 
 _log = logging.getLogger(__name__)
 
@@ -110,18 +112,37 @@ def no_address(host: str, port: int, reason: Exception) -> TransportError:
     )
 
 
-def _tls_context(options: ServeOptions) -> ssl.SSLContext | None:
-    if options.tls_certificate is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(options.tls_certificate, options.tls_key)
-    except OSError as error:
-        raise InputError(
-            f"The TLS certificate and key cannot be used: {error.strerror or error}.",
-            code="bad_option",
-        ) from error
-    return context
+class _Tls:
+    """Certificate and key of a server, which may be replaced while it runs.
+
+    Args:
+        certificate: file with the certificate, and those that signed it.
+        key: file with the key; `None` where it is in the same file.
+
+    Attributes:
+        context: for the next connection.
+        files: as they are watched.
+
+    Raises:
+        InputError: they cannot be used (`bad_option`).
+    """
+
+    def __init__(self, certificate: Path, key: Path | None) -> None:
+        self._certificate, self._key = certificate, key
+        files = [certificate] if key is None else [certificate, key]
+        self.files = WatchedFiles("TLS", files, self._load)
+
+    def _load(self) -> None:
+        # A new context: one that has read half of what belongs together could not be used any more.
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self._certificate, self._key)
+        except OSError as error:
+            raise InputError(
+                f"The TLS certificate and key cannot be used: {error.strerror or error}.",
+                code="bad_option",
+            ) from error
+        self.context = context
 
 
 class _Runner(uvicorn.Server):
@@ -132,13 +153,16 @@ class _Runner(uvicorn.Server):
         connection_limit: ConnectionLimit,
         on_ready: Callable[[str], None] | None,
     ) -> None:
-        tls = _tls_context(options)
+        tls = None
+        if options.tls_certificate is not None:
+            tls = _Tls(options.tls_certificate, options.tls_key)
+            server.watched.append(tls.files)
         make_http = partial(LimitedHttpProtocol, options.read_timeout_s, connection_limit)
 
         def make_https(**state: Any) -> TlsHandshake:
             # uvicorn knows nothing of TLS: connections count from the moment they are accepted.
             assert tls is not None
-            return TlsHandshake(make_http(**state), tls)
+            return TlsHandshake(make_http(**state), tls.context)
 
         app = server.app
         if options.token_file is None and not options.insecure:
@@ -193,7 +217,18 @@ class _Runner(uvicorn.Server):
         self.handle_exit(signal.SIGTERM, frame)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop; what is still being loaded is not waited for."""
+        """Stop; what is still being loaded is not waited for.
+
+        With a delay the first SIGTERM is only announced (`/ready`), and takes effect when the delay is over.
+        """
+        loop, delay_s = self._loop, self._options.drain_delay_s
+        is_first = not self._server.is_draining and not self.should_exit
+        if loop is not None and self.started and sig == signal.SIGTERM and delay_s and is_first:
+            self._server.is_draining = True
+            loop.call_soon_threadsafe(
+                loop.call_later, delay_s, partial(super().handle_exit, sig, frame)
+            )
+            return
         super().handle_exit(sig, frame)
         if self._loop is not None and not self.started:
             self._loop.call_soon_threadsafe(self._server.give_up_starting)

@@ -185,10 +185,21 @@ class SameHostListener:
         if self._listener.fileno() != -1:
             self._loop.add_reader(self._listener, self._on_connect)
 
+    def renew(self) -> None:
+        """Close what is open; only those who are given the new offer come back.
+
+        Calls under way are answered: what their channel would have carried goes over HTTP.
+        """
+        self._secret = secrets.token_hex(32)
+        self._close_channels()
+
     def close(self) -> None:
         """Accept no more, and close what is open."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
+        self._close_channels()
+
+    def _close_channels(self) -> None:
         for channel in list(self._channels.values()):
             channel.close()
 

@@ -1,15 +1,17 @@
-"""Which callers are allowed: those with the token; without one, this machine, but no foreign web page."""
+"""Which callers are allowed: those with a token; without tokens, this machine, but no foreign web page."""
 
 from __future__ import annotations
 
-import hmac
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import Any
 
 from chainrule._errors import ChainruleError
+from chainrule.serve._accounts import Account, Accounts, TooManyRequestsError
 from chainrule.serve._endpoint import send_reply
+from chainrule.serve._logs import TOKEN_NAME
 from chainrule.serve._options import is_loopback
 from chainrule.serve._page import is_page
 from chainrule.serve._problems import problem_reply
@@ -30,46 +32,58 @@ class UnauthorizedError(ChainruleError):
 
 
 class BearerToken:
-    """ASGI middleware that lets only requests with the token through.
+    """ASGI middleware that lets only requests with a token through, as many as its holder may make.
 
     Args:
         app: what is protected.
-        token: the expected token.
+        accounts: the holders of tokens.
         on_refused: is told of every request that is turned away, with the status of the answer.
     """
 
     def __init__(
         self,
         app: Callable[..., Awaitable[None]],
-        token: bytes,
-        on_refused: Callable[[MutableMapping[str, Any], int], None] = lambda scope, status: None,
+        accounts: Accounts,
+        on_refused: Callable[[MutableMapping[str, Any], int], None],
     ) -> None:
         self._app = app
-        self._token = token
+        self._accounts = accounts
         self._on_refused = on_refused
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Pass on, or answer 401."""
-        if scope["type"] != "http" or _is_open(scope) or self.allows(scope):
+        """Pass on, or answer 401 or 429."""
+        if scope["type"] != "http" or _is_open(scope):
             await self._app(scope, receive, send)
             return
-        error = _unauthorized(scope)
-        self._on_refused(scope, error.http_status)
-        await send_reply(send, problem_reply(error), close=True)
+        account = self._account_of(scope)
+        if account is None:
+            await self._refuse(scope, send, _unauthorized(scope))
+            return
+        scope[TOKEN_NAME] = account.holder.name
+        with ExitStack() as use:
+            try:
+                use.enter_context(account.use(is_call=scope["method"] == "POST"))
+            except TooManyRequestsError as error:
+                await self._refuse(scope, send, error)
+                return
+            await self._app(scope, receive, send)
 
-    def allows(self, scope: MutableMapping[str, Any]) -> bool:
-        """Whether a request has the token."""
+    def _account_of(self, scope: MutableMapping[str, Any]) -> Account | None:
         given = dict(scope["headers"]).get(b"authorization", b"")
         scheme, _, token = given.partition(b" ")
         # Names of schemes have no case (RFC 7235, 2.1); only the token is a secret.
-        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
+        return self._accounts.find(token.strip() if scheme.lower() == b"bearer" else b"")
+
+    async def _refuse(
+        self, scope: MutableMapping[str, Any], send: Any, error: ChainruleError
+    ) -> None:
+        self._on_refused(scope, error.http_status)
+        await send_reply(send, problem_reply(error), close=True)
 
 
 def _unauthorized(scope: Mapping[str, Any]) -> UnauthorizedError:
     if b"authorization" in dict(scope["headers"]):
-        return UnauthorizedError(
-            "The token that was sent is not the one that this server asks for."
-        )
+        return UnauthorizedError("The token that was sent is not one that this server knows.")
     return UnauthorizedError(
         "This server asks for a token: Authorization: Bearer <token>. Pass it to Component.from_url(url, "
         "token=…), or its file to commands: --token-file."

@@ -30,9 +30,9 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -45,7 +45,7 @@ from chainrule._describe import describe_value
 from chainrule._endpoints import HVP, JVP, VJP, DerivativeKind
 from chainrule._errors import ChainruleError, InputError
 from chainrule._lru_cache import LRUCache
-from chainrule._trees import get_at_path, iterate_leaves, set_at_path
+from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime.internal import Document, Leaf
 from chainrule.serve._calls import Call, Reply
 from chainrule.serve._endpoint import (
@@ -61,6 +61,9 @@ from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Service
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 _PROTOCOL = 1.0
 # Bodies and answers beyond this are not worked on by the event loop.
 _LONG_BYTES = 1 << 16
@@ -145,11 +148,16 @@ class Shapes:
         inputs: one group of leaves for every input vector.
         outputs: the same for the outputs.
         tree: the component's inputs, with placeholders where the vectors go.
+        nbytes: of all vectors together.
     """
 
     inputs: tuple[Group, ...]
     outputs: tuple[Group, ...]
     tree: Any
+
+    @cached_property
+    def nbytes(self) -> int:
+        return 8 * sum(group.size for group in (*self.inputs, *self.outputs))
 
 
 class Model:
@@ -184,13 +192,12 @@ class Model:
         support = {route: endpoint in endpoints for route, endpoint in _SUPPORT.items()}
         return {"support": support, **facts}
 
-    async def sizes(self, config: Any, side: str) -> dict[str, Any]:
+    async def sizes(self, config: Any, side: str) -> bytes:
         """The sizes of the vectors of one side, and their names."""
         groups = getattr(await self.shapes(config), f"{side}s")
-        return {
-            f"{side}Sizes": [group.size for group in groups],
-            f"{side}Names": [", ".join(group.paths) for group in groups],
-        }
+        sizes = [group.size for group in groups]
+        names = [", ".join(group.paths) for group in groups]
+        return orjson.dumps({f"{side}Sizes": sizes, f"{side}Names": names})
 
     async def shapes(self, config: Any) -> Shapes:
         """The vectors for a config; asked for once."""
@@ -211,25 +218,30 @@ class Model:
     async def _abstract_outputs(self, tree: Any, inputs: Sequence[Leaf]) -> Any:
         """The outputs as shapes; those of one evaluation where the component cannot tell them."""
         if "abstract_eval" not in self._service.facts.endpoints:
-            return await self._ask("apply", {"inputs": tree})
+            nbytes = 8 * sum(leaf.size for leaf in inputs)
+            return await self._ask("apply", {"inputs": tree}, nbytes, dict)
         abstract = {leaf.path: {"shape": list(leaf.shape), "dtype": leaf.dtype} for leaf in inputs}
-        return await self._ask("abstract_eval", {"inputs": set_at_path(tree, abstract)})
+        return await self._ask("abstract_eval", {"inputs": set_at_path(tree, abstract)}, 0, dict)
 
-    async def evaluate(self, body: Mapping[str, Any]) -> Any:
+    async def evaluate(self, body: Mapping[str, Any]) -> bytes:
         """The output vectors at some inputs."""
         shapes = await self.shapes(_config(body))
-        outputs = await self._ask("apply", {"inputs": self._at(shapes, body)})
-        return [group.joined(partial(get_at_path, outputs)) for group in shapes.outputs]
 
-    async def gradient(self, body: Mapping[str, Any]) -> Any:
+        def answer(outputs: Any) -> bytes:
+            found = (group.joined(partial(get_at_path, outputs)) for group in shapes.outputs)
+            return b'{"output":[%b]}' % b",".join(map(_written, found))
+
+        return await self._ask("apply", {"inputs": self._at(shapes, body)}, shapes.nbytes, answer)
+
+    async def gradient(self, body: Mapping[str, Any]) -> bytes:
         """sensᵀ · ∂(output vector)/∂(input vector)."""
         return await self._product(VJP, body, "sens")
 
-    async def apply_jacobian(self, body: Mapping[str, Any]) -> Any:
+    async def apply_jacobian(self, body: Mapping[str, Any]) -> bytes:
         """∂(output vector)/∂(input vector) · vec."""
         return await self._product(JVP, body, "vec")
 
-    async def _product(self, kind: DerivativeKind, body: Mapping[str, Any], name: str) -> Any:
+    async def _product(self, kind: DerivativeKind, body: Mapping[str, Any], name: str) -> bytes:
         """The product with the vector that a request has under a name."""
         shapes = await self.shapes(_config(body))
         sides: dict[str, Group] = {
@@ -244,10 +256,11 @@ class Model:
             kind.outputs_argument: sides["outputs"].paths,
             vector.name: given.split(_numbers(body.get(name), name, given)),
         }
-        found = await self._ask(kind.endpoint, request)
-        return sides[answer].joined(found.__getitem__)
+        return await self._ask(
+            kind.endpoint, request, shapes.nbytes, partial(_vector, sides[answer])
+        )
 
-    async def apply_hessian(self, body: Mapping[str, Any]) -> Any:
+    async def apply_hessian(self, body: Mapping[str, Any]) -> bytes:
         """∂/∂(second input) (sensᵀ · ∂(output)/∂(first input)) · vec."""
         shapes = await self.shapes(_config(body))
         outputs = shapes.outputs[_index(body, "outWrt", shapes.outputs)]
@@ -257,17 +270,14 @@ class Model:
         # The endpoint has one set of inputs: those that do not move have a tangent of zero.
         tangent = first.split(np.zeros(first.size))
         tangent |= second.split(_numbers(body.get("vec"), "vec", second))
-        found = await self._ask(
-            HVP.endpoint,
-            {
-                "inputs": self._at(shapes, body),
-                "hvp_inputs": list(tangent),
-                "hvp_outputs": outputs.paths,
-                "cotangent_vector": outputs.split(_numbers(body.get("sens"), "sens", outputs)),
-                "tangent_vector": tangent,
-            },
-        )
-        return first.joined(found.__getitem__)
+        request = {
+            "inputs": self._at(shapes, body),
+            "hvp_inputs": list(tangent),
+            "hvp_outputs": outputs.paths,
+            "cotangent_vector": outputs.split(_numbers(body.get("sens"), "sens", outputs)),
+            "tangent_vector": tangent,
+        }
+        return await self._ask(HVP.endpoint, request, shapes.nbytes, partial(_vector, first))
 
     def _at(self, shapes: Shapes, body: Mapping[str, Any]) -> Any:
         """The component's inputs of a request."""
@@ -283,8 +293,20 @@ class Model:
             values |= group.split(_numbers(vector, f"input[{k}]", group))
         return set_at_path(shapes.tree, values)
 
-    async def _ask(self, endpoint: str, payload: Mapping[str, Any]) -> Any:
-        """An answer of the component.
+    async def _ask(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        nbytes: int,
+        answer: Callable[[Any], T],
+    ) -> T:
+        """What is made of an answer of the component.
+
+        Args:
+            endpoint: of the component.
+            payload: of the request.
+            nbytes: of the arrays in it, at most.
+            answer: makes something of the decoded answer.
 
         Raises:
             RefusedError: it has no such endpoint, or says no.
@@ -293,29 +315,19 @@ class Model:
             raise RefusedError(
                 "UnsupportedFeature", f"{self._service.facts.name} has no endpoint {endpoint}."
             )
-        body = await _off_the_loop(_nbytes(payload), self._placed, payload)
-        call = Call(
-            endpoint,
-            body,
-            content_type=FRAMES_MEDIA_TYPE,
-            accept=FRAMES_MEDIA_TYPE,
-        )
+        body = await _off_the_loop(nbytes, self._placed, payload)
+        call = Call(endpoint, body, content_type=FRAMES_MEDIA_TYPE, accept=FRAMES_MEDIA_TYPE)
         try:
             reply = await self._service.call(call)
         except ChainruleError as error:
             raise RefusedError("ModelError", error.message, error.http_status) from error
-        return await _off_the_loop(reply.nbytes, _read, reply)
+        return await _off_the_loop(reply.nbytes, lambda: answer(_read(reply)))
 
     def _placed(self, payload: Mapping[str, Any]) -> Any:
         return self._service.pool.placed(b"".join(encode_body(payload, format=FRAMES_MEDIA_TYPE)))
 
 
-def _nbytes(payload: Mapping[str, Any]) -> int:
-    leaves = (leaf for _, leaf in iterate_leaves(payload))
-    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
-
-
-async def _off_the_loop(nbytes: int, function: Callable[..., Any], *arguments: Any) -> Any:
+async def _off_the_loop(nbytes: int, function: Callable[..., T], *arguments: Any) -> T:
     """What a function returns; a thread runs it where that takes long."""
     if nbytes <= _LONG_BYTES:
         return function(*arguments)
@@ -494,25 +506,19 @@ def umbridge_routes(
     reader = _RequestReader(max_bytes, options.read_timeout_s, limits)
 
     async def info(request: Request) -> Response:
-        return _json({"protocolVersion": _PROTOCOL, "models": list(models)})
+        return _json(orjson.dumps({"protocolVersion": _PROTOCOL, "models": list(models)}))
 
-    async def model_info(model: Model, body: Mapping[str, Any]) -> Any:
-        return model.info()
-
-    def output(method: Callable[[Model, Mapping[str, Any]], Any]) -> Answer:
-        async def answer(model: Model, body: Mapping[str, Any]) -> Any:
-            return {"output": await method(model, body)}
-
-        return answer
+    async def model_info(model: Model, body: Mapping[str, Any]) -> bytes:
+        return orjson.dumps(model.info())
 
     answers: dict[str, Answer] = {
         "/ModelInfo": model_info,
         "/InputSizes": lambda model, body: model.sizes(_config(body), "input"),
         "/OutputSizes": lambda model, body: model.sizes(_config(body), "output"),
-        "/Evaluate": output(Model.evaluate),
-        "/Gradient": output(Model.gradient),
-        "/ApplyJacobian": output(Model.apply_jacobian),
-        "/ApplyHessian": output(Model.apply_hessian),
+        "/Evaluate": Model.evaluate,
+        "/Gradient": Model.gradient,
+        "/ApplyJacobian": Model.apply_jacobian,
+        "/ApplyHessian": Model.apply_hessian,
     }
     return [
         Route("/Info", info, methods=["GET"]),
@@ -523,7 +529,7 @@ def umbridge_routes(
     ]
 
 
-Answer = Callable[[Model, Mapping[str, Any]], Awaitable[Any]]
+Answer = Callable[[Model, Mapping[str, Any]], Awaitable[bytes]]
 
 
 class UmbridgeEndpoint:
@@ -531,7 +537,7 @@ class UmbridgeEndpoint:
 
     Args:
         path: of the route.
-        answer: what it says about a model and the body of a request.
+        answer: what it says about a model and the body of a request, as JSON.
         models: by their names.
         reader: of bodies.
         intake: bounds the bodies of all endpoints together.
@@ -562,8 +568,7 @@ class UmbridgeEndpoint:
             with self._intake.room_for(nbytes) as grow:
                 body = await self._reader.read(receive, nbytes, grow)
                 answer = self._answer(_find(self._models, body), body)
-                content = await _unless_the_caller_leaves(receive, answer)
-            return await _off_the_loop(_nbytes(content), _json, content)
+                return _json(await _unless_the_caller_leaves(receive, answer))
         except RefusedError as error:
             return _failed(error.kind, str(error), error.status)
         except Disconnected:
@@ -637,7 +642,7 @@ def _as_array(vector: Any) -> np.ndarray | None:
     return np.concatenate(pieces) if pieces else np.zeros(0)
 
 
-async def _unless_the_caller_leaves(receive: Receive, answer: Awaitable[Any]) -> Any:
+async def _unless_the_caller_leaves(receive: Receive, answer: Awaitable[T]) -> T:
     """An answer; the work for it is cancelled when the caller disconnects.
 
     Raises:
@@ -664,24 +669,23 @@ def _find(models: Mapping[str, Model], body: Mapping[str, Any]) -> Model:
 
 
 def _failed(kind: str, message: str, status: int) -> Response:
-    return _json({"error": {"type": kind, "message": message[:_MAX_MESSAGE]}}, status)
+    content = {"error": {"type": kind, "message": message[:_MAX_MESSAGE]}}
+    return _json(orjson.dumps(content), status)
 
 
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(_written(content), status, media_type="application/json")
+def _json(content: bytes, status: int = 200) -> Response:
+    return Response(content, status, media_type="application/json")
 
 
-def _written(content: Any) -> bytes:
-    """Nested data as JSON, its arrays piece by piece."""
-    if isinstance(content, dict):
-        pairs = (orjson.dumps(name) + b":" + _written(value) for name, value in content.items())
-        return b"{%b}" % b",".join(pairs)
-    if isinstance(content, list):
-        return b"[%b]" % b",".join(map(_written, content))
-    if isinstance(content, np.ndarray):
-        pieces = (content[start : start + _PIECE] for start in range(0, len(content), _PIECE))
-        return b"[%b]" % b",".join(map(_written_piece, pieces))
-    return orjson.dumps(content)
+def _vector(group: Group, leaves: Mapping[str, Any]) -> bytes:
+    """The answer of a derivative: one vector."""
+    return b'{"output":%b}' % _written(group.joined(leaves.__getitem__))
+
+
+def _written(vector: np.ndarray) -> bytes:
+    """A vector as JSON, piece by piece."""
+    pieces = (vector[start : start + _PIECE] for start in range(0, len(vector), _PIECE))
+    return b"[%b]" % b",".join(map(_written_piece, pieces))
 
 
 def _written_piece(numbers: np.ndarray) -> bytes:

@@ -130,6 +130,8 @@ class Worker:
     def _send(self, reply: Reply, room: Segment | None) -> None:
         """Send a reply: a large one in the memory that the caller offers for it, or in new memory."""
         header: dict[str, Any] = {"status": reply.status, "content_type": reply.content_type}
+        if reply.reuse:
+            header["reuse"] = reply.reuse
         nbytes = reply.nbytes
         if nbytes <= INLINE_BYTES:
             send_message(self._connection, header, reply.pieces)

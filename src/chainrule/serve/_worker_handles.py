@@ -272,7 +272,13 @@ class WorkerProcess:
             raise CallError(
                 "The worker's reply is damaged.", code="worker_crashed", status=502
             ) from None
-        return Reply(header["status"], header["content_type"], [message.body], stored=stored)
+        return Reply(
+            header["status"],
+            header["content_type"],
+            [message.body],
+            stored=stored,
+            reuse=header.get("reuse", {}),
+        )
 
     def _on_readable(self) -> None:
         try:

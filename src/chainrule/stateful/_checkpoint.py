@@ -70,7 +70,7 @@ def read_arrays(path: Path) -> tuple[Arrays, Facts]:
     """The arrays and facts of a checkpoint in either format.
 
     Raises:
-        StorageError: there is none, or it cannot be read.
+        StorageError: no such file, or it cannot be read.
     """
     if not path.exists():
         raise StorageError(f"There is no checkpoint at {str(path)!r}.", code="file_missing")
@@ -579,6 +579,9 @@ class Checkpoints:
         self._keep = keep
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self.folder)!r}, keep={self._keep}): steps {list(self.steps())}"
 
     def save(
         self, step: int, tree: Any, *, mask: Any = None, metadata: Mapping[str, Any] | None = None

@@ -258,7 +258,7 @@ def _flat_options(
 
     def shifted(argnums: Any) -> tuple[int, ...]:
         named = [num + arity if num < 0 else num for num in _as_tuple(argnums)]
-        # An argument that is not passed, or passed by its name, is none of the flat function's.
+        # An argument that is not passed, or passed by its name, is not an argument of the flat function.
         return tuple(offset + num for num in named if 0 <= num < arity)
 
     flat: dict[str, Any] = {

@@ -6,6 +6,7 @@ import html
 from dataclasses import dataclass
 from typing import Any
 
+from chainrule._tables import html_table
 from chainrule.stateful._nodes import Branch, Node
 from chainrule.stateful._values import describe, nbytes
 from chainrule.stateful._walk import Structure, named_pairs
@@ -54,11 +55,8 @@ class Summary:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = [
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
-            for cells in self._table()
-        ]
-        return f"<table>{''.join(rows)}</table>"
+        columns, *rows = self._table()
+        return html_table(rows, head=columns)
 
 
 def summary(tree: Any) -> Summary:

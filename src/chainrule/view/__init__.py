@@ -1,7 +1,7 @@
 """Pictures of what the other packages compute: SVG for notebooks and pages, tables for the terminal, plots.
 
     pipeline         the components and JAX parts of a function, with shapes and cost
-    gradient_flow    norms of values and cotangents along it
+    gradient_flow    the same, with the values on its links and their cotangents
     spy              where the entries of a Jacobian are
     plan             what the components of a pipeline are asked for its Jacobian
     schema           what a component takes and gives
@@ -16,22 +16,27 @@ Modules, in reading order:
     _picture          shapes as data, SVG, and what every picture can do
     _matplotlib       the same shapes on the axes of matplotlib, which is optional
     _layout           places for the nodes of a graph
+    _page             pages that need nothing else
+    _arrays           arrays for pages, as small copies
     _arguments        names of a function's arguments
-    _pipeline         a program divided into components and JAX parts
+    _matrix           large graphs
+    _division         a program divided into components and JAX parts
+    _runs             what runs through the parts: values, cotangents, seconds
+    _parts            programs, and the arrays on the links between them
+    _graph            a pipeline as boxes
+    _pipeline         the picture of a pipeline: graph or matrix, table, page
     _plan             what the components of a pipeline are asked for
-    _gradient_flow    norms of values and cotangents
     _elimination      the steps of an elimination
     _spy              the pattern of a Jacobian
     _schema           fields of a component; the notebook extension
-    _page             pages that need nothing else
     _live             a page that follows a run
     _watch            the record of a run
 """
 
 from chainrule.view._elimination import EliminationSteps, Product, Step, Vertex, elimination
-from chainrule.view._gradient_flow import FlowRow, GradientFlow, gradient_flow
+from chainrule.view._parts import Flow, Link, Part
 from chainrule.view._picture import Picture
-from chainrule.view._pipeline import Link, Part, Pipeline, pipeline
+from chainrule.view._pipeline import Pipeline, gradient_flow, pipeline
 from chainrule.view._plan import PlanPicture, plan
 from chainrule.view._schema import (
     SchemaTable,
@@ -44,8 +49,7 @@ from chainrule.view._watch import Watch, WatchFrame, watch
 
 __all__ = [
     "EliminationSteps",
-    "FlowRow",
-    "GradientFlow",
+    "Flow",
     "Link",
     "Part",
     "Picture",

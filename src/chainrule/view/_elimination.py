@@ -23,7 +23,10 @@ from chainrule.elimination.internal import (
 )
 from chainrule.elimination.internal import Step as OrderStep
 from chainrule.view._arguments import leaf_names
+from chainrule.view._division import function_of, stage_of
 from chainrule.view._layout import Layout, lay_out
+from chainrule.view._matrix import matrix
+from chainrule.view._page import cell, page
 from chainrule.view._picture import (
     CHARACTER,
     Arrow,
@@ -49,11 +52,14 @@ class Vertex:
             has several nodes: `3`, `3b`, …
         operation: the primitive; empty for inputs.
         is_output: whether a row of the Jacobian belongs to it.
+        stage: the `jax.named_scope` or the function that it is in; vertices of one stage collapse in the
+            matrix.
     """
 
     key: str
     operation: str
     is_output: bool
+    stage: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,11 +110,12 @@ def name_nodes(graph: Graph, inputs: Sequence[str]) -> dict[Any, Vertex]:
         for var, name in zip(graph.inputs, inputs, strict=True)
     }
     for number in graph.partials:
-        operation = graph.equation(number).primitive.name
+        eqn = graph.equation(number)
+        operation, stage = eqn.primitive.name, stage_of(eqn) or function_of(eqn) or ""
         shown = [var for var in graph.nodes(number) if var in graph.structures]
         for k, var in enumerate(shown):
             key = str(number) if k == 0 else f"{number}{_suffix(k)}"
-            nodes[var] = Vertex(key, operation, var in graph.outputs)
+            nodes[var] = Vertex(key, operation, var in graph.outputs, stage)
     return nodes
 
 
@@ -197,32 +204,53 @@ def _products(
     return tuple(products)
 
 
-_MOST_VERTICES = 60
+_MOST_VERTICES = 400
+_MOST_CIRCLES = 30  # of vertices; more are drawn as a matrix
+_HEIGHT = 640  # of the frame of a matrix in a notebook, until it knows its own
 _RADIUS = 17.0
 _CAPTION = 30.0
 _LINE = 17.0
 _MOST_LINES = 8
 _GREY, _NEW, _CHANGED, _FADED = "#6b7280", "#059669", "#d97706", "#d1d5db"
+_FIRST, _LATER = "#818cf8", "#34d399"  # edges of the graph, and those that come later
+_COLOURS = {
+    "argument": ("#e0e7ff", "#4f46e5"),
+    "result": ("#d1fae5", "#059669"),
+    "jax": ("#ffffff", _GREY),
+}
 
 
 @dataclass(frozen=True)
 class EliminationSteps(Picture):
     """A graph and its way to the Jacobian.
 
+    Graphs of up to 30 vertices are drawn with circles and arrows, in the same places for every order. Larger
+    ones are a matrix: a vertex is a row and a column, an edge is in the row of its operand and the column of
+    its result. The picture of a matrix has the edges of the graph in violet and all that come later in green.
+
     Attributes:
         vertices: all nodes, in the order of the program.
         edges: those of the whole graph, (operand, result) → structure of the local Jacobian.
         steps: the vertices and edges that are eliminated, in order.
         counts: what the whole order costs.
+        is_auto: whether the order is that of `"auto"`.
     """
 
     vertices: tuple[Vertex, ...]
     edges: Blocks = field(repr=False)
     steps: tuple[Step, ...]
     counts: OperationCounts
+    is_auto: bool = False
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the graph is too large for circles and arrows."""
+        return len(self.vertices) > _MOST_CIRCLES
 
     def drawing(self) -> Drawing:
-        """All steps below each other."""
+        """All steps below each other; of a large graph one matrix."""
+        if self.is_matrix:
+            return self._matrix()
         frames = list(self._frames())
         groups, y = [], 0.0
         for frame in frames:
@@ -232,10 +260,22 @@ class EliminationSteps(Picture):
 
     def frame(self, number: int) -> str:
         """One picture as SVG: 0 is the whole graph, `n` the graph after the n-th step."""
+        if self.is_matrix:
+            return document(self._matrix(number))
         return document(list(self._frames())[number])
 
     def html(self) -> str:
-        """One picture at a time, with a button for each step; no script."""
+        """One picture at a time: with a button for each step and no script, or a matrix with a slider."""
+        return cell(self.page(), "Elimination", _HEIGHT) if self.is_matrix else self._frames_html()
+
+    def page(self) -> str:
+        """The picture as a whole page that needs nothing else."""
+        if not self.is_matrix:
+            return super().page()
+        markup = f'<div class="static">{self.svg()}</div>'
+        return page("elimination.js", "Elimination", self._data(), markup)
+
+    def _frames_html(self) -> str:
         frames = [self.frame(k) for k in range(len(self.steps) + 1)]
         # Several pictures may be on one page, so the names of the buttons come from the content.
         group = "e" + hashlib.sha256("".join(frames).encode()).hexdigest()[:10]
@@ -256,14 +296,15 @@ class EliminationSteps(Picture):
     def title(self) -> str:
         """What it all costs, in words.
 
-        `"auto"` takes the order with the fewest nontrivial multiplications, the others are free for a
-        compiled program; the literature counts all. So both are said.
+        `"auto"` minimises nontrivial multiplications, the others are free for a compiled program; the
+        literature counts all. So both are said.
         """
         counts = self.counts
-        return (
+        cost = (
             f"Elimination with {_times(counts.multiplications)}, {counts.nontrivial} nontrivial "
             "(neither by ±1 nor of two constants)"
         )
+        return f"{cost}; auto minimises the nontrivial ones" if self.is_auto else cost
 
     def _button(self, number: int) -> str:
         return escape(f"eliminate {self.steps[number - 1].title}" if number else "graph")
@@ -277,6 +318,68 @@ class EliminationSteps(Picture):
             caption = f"Eliminate {step.title}: {_times(step.multiplications)}, {spent} so far"
             yield _draw(self, layout, caption, step.edges, before, step)
             before = step.edges
+
+    def _matrix(self, number: int | None = None) -> Drawing:
+        """The graph after a step; without one, its edges and all that come later."""
+        place = {vertex.key: k for k, vertex in enumerate(self.vertices)}
+        shown: Blocks = dict(self.edges)
+        if number is None:
+            for step in self.steps:
+                shown |= step.edges
+        elif number:
+            shown = self.steps[number - 1].edges
+        cells = {(place[a], place[b]): _FIRST if (a, b) in self.edges else _LATER for a, b in shown}
+        labels = [f"{vertex.key} {vertex.operation}".strip() for vertex in self.vertices]
+        fills = [_colours(vertex)[0] for vertex in self.vertices]
+        return matrix(labels, fills, cells, self.title)
+
+    def _data(self) -> dict[str, Any]:
+        """What the script of the page reads: edges with the steps between which they are there."""
+        place = {vertex.key: k for k, vertex in enumerate(self.vertices)}
+        return {
+            "title": self.title,
+            "nodes": [
+                {
+                    "name": f"{vertex.key} {vertex.operation}".strip(),
+                    "stage": vertex.stage,
+                    "kind": _kind_of(vertex),
+                }
+                for vertex in self.vertices
+            ],
+            "edges": [
+                {
+                    "row": place[a],
+                    "column": place[b],
+                    "born": born,
+                    "died": died,
+                    "structure": structure,
+                }
+                for (a, b), born, died, structure in self._lives()
+            ],
+            "steps": [
+                {
+                    "title": step.title,
+                    "cost": step.multiplications,
+                    "lines": _lines(step),
+                    "changed": [[place[p.operand], place[p.reader]] for p in step.products],
+                }
+                for step in self.steps
+            ],
+        }
+
+    def _lives(self) -> Iterator[tuple[tuple[str, str], int, int, str]]:
+        """Every edge with the first step after which it is there, the first after which it is not, and its
+        structure; once more where its structure changes."""
+        there = dict.fromkeys(self.edges, 0)
+        before = self.edges
+        for number, step in enumerate(self.steps, start=1):
+            for edge, structure in before.items():
+                if step.edges.get(edge) != structure:
+                    yield edge, there.pop(edge), number, structure
+            there |= {edge: number for edge in step.edges if edge not in there}
+            before = step.edges
+        for edge, structure in before.items():
+            yield edge, there[edge], len(self.steps) + 1, structure
 
     def _layout(self) -> Layout:
         """Of the graph alone: the same for all steps, and for all orders, so that they can be compared."""
@@ -294,13 +397,15 @@ def elimination(
 ) -> EliminationSteps:
     """Draw how the vertices of a function's computational graph are eliminated, one by one.
 
-    Vertex numbers are those of orders: the equations of the flat program, from 1. Orders with single edges,
-    as `find_order(…, edges=True)` finds them, are drawn edge by edge where they have them.
+    Every order of the same function has the same layout, so that two can be compared. Graphs of more than 30
+    vertices are a matrix. Vertex numbers are those of orders: the equations of the flat program, from 1.
+    Orders with single edges, as `find_order(…, edges=True)` finds them, are drawn edge by edge where they
+    have them.
 
     Args:
-        fun: a function of pytrees that JAX can trace, small enough to draw.
-        order: `"forward"`, `"reverse"`, `"markowitz"`, `"auto"` (the order that `jacobian` takes: with the
-            fewest nontrivial multiplications), vertex numbers and pairs of them for edges, or an `Order`.
+        fun: a function of pytrees that JAX can trace, of at most 400 equations.
+        order: `"forward"`, `"reverse"`, `"markowitz"`, `"auto"` (the order that `jacobian` takes, which
+            minimises nontrivial multiplications), vertex numbers and pairs of them for edges, or an `Order`.
         *args: its arguments; only their shapes and dtypes matter.
         argnums: which of them are differentiated; all by default.
 
@@ -334,9 +439,9 @@ def elimination(
     counts = count_operations(graph, taken)
     nodes = name_nodes(graph, leaf_names(fun, args, positions))
     steps = tuple(trace_steps(graph, taken, counts, nodes))
-    return EliminationSteps(
-        tuple(nodes.values()), blocks_of(graph.structures, nodes), steps, counts
-    )
+    edges = blocks_of(graph.structures, nodes)
+    is_auto = isinstance(order, str) and order == "auto"
+    return EliminationSteps(tuple(nodes.values()), edges, steps, counts, is_auto)
 
 
 def _draw(
@@ -386,15 +491,19 @@ def _lines(step: Step | None) -> list[str]:
     return [*lines, f"and {hidden} more"] if hidden > 0 else lines
 
 
-def _node(vertex: Vertex, place: tuple[float, float], is_left: bool) -> Iterator[Shape]:
+def _kind_of(vertex: Vertex) -> str:
     if not vertex.operation:
-        fill, stroke = "#e0e7ff", "#4f46e5"
-    elif vertex.is_output:
-        fill, stroke = "#d1fae5", "#059669"
-    else:
-        fill, stroke = "#ffffff", _GREY
-    if not is_left:
-        fill, stroke = "#ffffff", _FADED
+        return "argument"
+    return "result" if vertex.is_output else "jax"
+
+
+def _colours(vertex: Vertex) -> tuple[str, str]:
+    """Fill and stroke."""
+    return _COLOURS[_kind_of(vertex)]
+
+
+def _node(vertex: Vertex, place: tuple[float, float], is_left: bool) -> Iterator[Shape]:
+    fill, stroke = _colours(vertex) if is_left else ("#ffffff", _FADED)
     yield Circle(place, _RADIUS, fill, stroke)
     yield Label(vertex.key, place, is_strong=is_left, is_faint=not is_left)
     below = place[0], place[1] + _RADIUS + 9

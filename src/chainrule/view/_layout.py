@@ -1,4 +1,4 @@
-"""Places for the nodes of an acyclic graph: in layers, from left to right.
+"""Places for the nodes of an acyclic graph: in layers, from left to right or from the top down.
 
 A node's layer is the longest way to it. An edge that passes layers gets a place in each, like a small node,
 so that it runs around other nodes and not under them. Within the layers everything is then sorted by the mean
@@ -87,6 +87,21 @@ class _Waypoint:
 
     edge: Edge
     layer: int
+
+
+def lay_out_down(sizes: Mapping[Any, Point], edges: Collection[Edge], *, between: float) -> Layout:
+    """Place nodes in layers from the top down; see `lay_out`."""
+    layout = lay_out({node: _turned(size) for node, size in sizes.items()}, edges, between=between)
+    return Layout(
+        {node: _turned(place) for node, place in layout.places.items()},
+        {edge: tuple(map(_turned, route)) for edge, route in layout.routes.items()},
+        _turned(layout.size),
+        sizes,
+    )
+
+
+def _turned(point: Point) -> Point:
+    return point[1], point[0]
 
 
 def lay_out(sizes: Mapping[Any, Point], edges: Collection[Edge], *, between: float) -> Layout:

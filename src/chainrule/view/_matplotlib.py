@@ -13,6 +13,8 @@ from matplotlib.path import Path as LinePath
 from matplotlib.patheffects import withStroke
 
 from chainrule.view._picture import (
+    FAINT,
+    INK,
     Arrow,
     Cells,
     Circle,
@@ -51,7 +53,7 @@ def _(shape: Label, ax: Axes, origin: Point, order: int) -> None:
     ax.text(
         x, y, shape.text,
         ha="left" if shape.starts_here else "center", va="center", fontsize=_FONT_SIZE,
-        color=shape.colour or ("#6b7280" if shape.is_faint else "#1f2937"),
+        color=shape.colour or (FAINT if shape.is_faint else INK),
         weight="bold" if shape.is_strong else "normal", parse_math=False, zorder=order,
         path_effects=[withStroke(linewidth=3, foreground="white")] if shape.has_halo else None,
     )  # fmt: skip
@@ -77,20 +79,18 @@ def _(shape: Circle, ax: Axes, origin: Point, order: int) -> None:
 
 @_paint.register
 def _(shape: Arrow, ax: Axes, origin: Point, order: int) -> None:
-    (x, y), *rest = (_moved(point, origin) for point in shape.points)
-    points, codes = [(x, y)], [LinePath.MOVETO]
-    for nx, ny in rest:
-        middle = (x + nx) / 2
-        points += [(middle, y), (middle, ny), (nx, ny)]
+    points, codes = [shape.points[0]], [LinePath.MOVETO]
+    for bend in shape.bends:
+        points += bend
         codes += [LinePath.CURVE4] * 3
-        x, y = nx, ny
+    points = [_moved(point, origin) for point in points]
     line = PathPatch(
         LinePath(points, codes), fc="none", ec=shape.colour, lw=0.75 * shape.width,
         ls="--" if shape.is_dashed else "-", zorder=order,
     )  # fmt: skip
     ax.add_patch(line)
     if shape.has_head:
-        corners = [(x, y), (x - 7, y - 3.5), (x - 7, y + 3.5)]
+        corners = [_moved(point, origin) for point in shape.head]
         ax.add_patch(Polygon(corners, fc=shape.colour, ec="none", zorder=order))
 
 

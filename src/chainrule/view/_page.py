@@ -5,6 +5,8 @@ The page's policy lets it load nothing from elsewhere: no file, no font, no addr
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -15,6 +17,7 @@ import numpy as np
 import orjson
 
 from chainrule._codec import encode_array
+from chainrule._trees import map_leaves
 from chainrule._web import join_modules, read_folder, shared_files
 
 
@@ -35,6 +38,30 @@ def page(entry: str, title: str, data: Any, markup: str = "") -> str:
     )
 
 
+def frame_of(address: str, title: str, height: int) -> str:
+    """A page at an address for the output of a notebook's cell."""
+    return (
+        f'<iframe src="{escape(address)}" title="{escape(title)}" '
+        f'style="width:100%;height:{height}px;border:0"></iframe>'
+    )
+
+
+def display_in_cell(html: str) -> Callable[[str], object] | None:
+    """Show HTML in the cell of a notebook that runs now, if one does; what puts other HTML in its place."""
+    module = sys.modules.get("IPython")  # a notebook has imported it
+    shell = None if module is None else module.get_ipython()
+    if shell is None:
+        return None
+    from IPython.display import display
+    from IPython.terminal.interactiveshell import TerminalInteractiveShell
+
+    if isinstance(shell, TerminalInteractiveShell):
+        return None
+
+    shown = display({"text/html": html}, raw=True, display_id=True)
+    return lambda later: shown.update({"text/html": later}, raw=True)
+
+
 def cell(document: str, title: str, height: int) -> str:
     """A document for the output of a notebook's cell: a frame that takes the height of what is in it."""
     return (
@@ -45,19 +72,14 @@ def cell(document: str, title: str, height: int) -> str:
 
 def to_json(data: Any) -> bytes:
     """JSON of data with arrays; numbers that JSON does not have are the texts `nan`, `inf` and `-inf`."""
-    return orjson.dumps(_plain(data), option=orjson.OPT_NON_STR_KEYS)
+    plain = map_leaves(_as_json, data, plain=True)
+    return orjson.dumps(plain, option=orjson.OPT_NON_STR_KEYS)
 
 
-def _plain(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {key: _plain(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_plain(value) for value in data]
-    if isinstance(data, np.ndarray):
-        return encode_array(data, encoding="base64")
-    if isinstance(data, float) and not np.isfinite(data):
-        return str(data)
-    return data
+def _as_json(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return encode_array(leaf, encoding="base64")
+    return str(leaf) if isinstance(leaf, float) and not np.isfinite(leaf) else leaf
 
 
 @cache

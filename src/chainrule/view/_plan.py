@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from chainrule.elimination import Plan, PlannedRequest
 from chainrule.view._layout import lay_out
-from chainrule.view._picture import Arrow, Drawing, Picture, Shape
-from chainrule.view._pipeline import Box
+from chainrule.view._picture import Arrow, Box, Drawing, Picture, Shape
 
 _END = ("#ffffff", "#6b7280")
 _COLOURS = {"columns": ("#e0e7ff", "#4f46e5"), "rows": ("#fef3c7", "#d97706")}

@@ -14,28 +14,24 @@ import os
 import sys
 import threading
 import webbrowser
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from chainrule._errors import InputError
-from chainrule._trees import is_tracer, iterate_leaves
+from chainrule._trees import iterate_leaves
+from chainrule.view._arrays import Arrays, as_numbers, norm, reduced
 from chainrule.view._live import LiveServer, event
-from chainrule.view._page import cell, page, to_json
+from chainrule.view._page import cell, display_in_cell, frame_of, page, to_json
 
 _log = logging.getLogger(__name__)
 
-_POINTS = 512  # of an array with one axis
-_SIDE = 64  # of an array with more
 _FRAMES = 200
 _PAUSE_S = 0.2  # between two events for one browser
 _HEIGHT = 720  # of the frame in a notebook, until it knows its own
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +81,12 @@ class Watch:
         self._count = 0
         self._note = ""
         self._first_odd: dict[str, Any] | None = None
+        # Guards what is kept. Threads of the server wait on it for the next frame.
         self._changed = threading.Condition()
         self._ended = threading.Event()
         self._server: LiveServer | None = None
         self._has_opened = False
+        self._cell: Callable[[str], object] | None = None
 
     @property
     def frames(self) -> tuple[WatchFrame, ...]:
@@ -159,6 +157,26 @@ class Watch:
         named = {} if gradient is None else {"gradient": gradient}
         self(getattr(found, "evaluation", None), cost=cost, gradients=named, inputs=inputs)
 
+    def verbose(self, **found: tuple[str, Any]) -> None:
+        """Record the steps of a solver of optimistix.
+
+        Pass it as `verbose=w.verbose`. The cost is the loss at the point that the step has evaluated, and the
+        inputs are that point. Steps arrive while the compiled solver runs; `jax.effects_barrier()` waits for
+        the last.
+
+        Args:
+            **found: what the solver says of a step: name → (words, value).
+        """
+        # Imported here: a loop without JAX can be watched, too.
+        import jax
+
+        values = {name: value for name, (_, value) in found.items()}
+
+        def record(cost: Any, inputs: Any) -> None:
+            self(cost=cost, inputs=inputs)
+
+        jax.debug.callback(record, values.get("loss_this_step"), values.get("y"))
+
     def __enter__(self) -> Watch:
         """Begin to serve the page."""
         self._ended.clear()
@@ -169,7 +187,8 @@ class Watch:
             _log.warning("%s", self._note)
             return self
         self.url = self._server.url
-        self._has_opened = self._show(self.url)
+        self._cell = display_in_cell(frame_of(f"{self.url}/", self.title, _HEIGHT))
+        self._has_opened = self._cell is None and self._show(self.url)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -180,6 +199,9 @@ class Watch:
         if self._server is not None:
             self._server.close(is_expected=self._has_opened)
         self.url = self._server = None
+        if self._cell is not None:
+            self._cell(self.html())  # the page is gone, and the notebook keeps the run
+            self._cell = None
 
     def save(self, path: str | Path) -> Path:
         """Write the run as one HTML file that needs nothing else.
@@ -289,14 +311,14 @@ def watch(
 ) -> Watch:
     """Watch a loop: its cost, gradients, inputs and fields, live in a browser and afterwards.
 
-    Inside the `with` block a page on this machine follows the run. Afterwards a notebook shows the run as
-    the last line of a cell, and `save` writes it to one file. Without `with` nothing is served.
+    Inside the `with` block a page on this machine follows the run: in the cell of a notebook, which keeps the
+    run afterwards, or in a tab. `save` writes the run to one file. Without `with` nothing is served.
 
     Args:
         title: of the page.
         max_frames: how many steps are kept; a longer run is thinned out evenly, with its first and its last.
         open_browser: whether to open a tab; by default where standard output is a terminal and there is a
-            screen. Otherwise a terminal gets the address as a line.
+            screen. Otherwise a terminal gets the address as a line. In a notebook no tab is opened.
 
     Raises:
         InputError: fewer than three frames.
@@ -320,61 +342,22 @@ def _has_screen() -> bool:
     )
 
 
-def _numbers(value: Any) -> np.ndarray[Any, Any] | None:
-    """An array of any library as one of NumPy; `None` for what are no numbers."""
-    if is_tracer(value):
-        raise TypeError(
-            "it is traced by JAX and has no value yet; inside jit, call "
-            "jax.debug.callback(lambda cost: w(cost=cost), cost)"
-        )
-    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    if array.dtype.kind not in "biufcV":
-        return None
-    if array.dtype.kind == "c":
-        return np.abs(array)
-    return array.astype(np.float64) if array.dtype.kind == "V" else array  # short floats of JAX
-
-
 def _measured(cost: Any, gradients: Any) -> tuple[float | None, dict[str, float]]:
     named = gradients if isinstance(gradients, Mapping) else {"gradient": gradients}
-    norms = {str(name): _norm(tree) for name, tree in named.items() if tree is not None}
-    number = None if cost is None else _numbers(cost)
+    norms = {str(name): norm(tree) for name, tree in named.items() if tree is not None}
+    number = None if cost is None else as_numbers(cost)
     return None if number is None else float(number.reshape(())), norms
-
-
-def _norm(tree: Any) -> float:
-    arrays = (_numbers(leaf) for _, leaf in iterate_leaves(tree))
-    squares = (np.linalg.norm(array.ravel()) ** 2 for array in arrays if array is not None)
-    return math.sqrt(sum(map(float, squares)))
 
 
 def _arrays(kind: str, tree: Any) -> Arrays:
     """Path → small copy of every array in nested data."""
     found = {}
     for segments, leaf in () if tree is None else iterate_leaves(tree):
-        array = _numbers(leaf)
+        array = as_numbers(leaf)
         if array is not None and array.size:
             name = ".".join(f"[{s}]" if isinstance(s, int) else str(s) for s in segments)
-            found[name or kind] = _reduced(array)
+            found[name or kind] = reduced(array)
     return found
-
-
-def _reduced(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A copy in short floats with at most `_POINTS` entries along one axis or `_SIDE` along each of two."""
-    while array.ndim > 2:
-        array = array[array.shape[0] // 2]
-    limit = _POINTS if array.ndim == 1 else _SIDE
-    for axis, length in enumerate(array.shape):
-        if length > limit:
-            width = math.ceil(length / limit)
-            starts = np.arange(0, length, width)
-            counts = np.diff([*starts, length])
-            sums = np.add.reduceat(array, starts, axis=axis, dtype=float)
-            array = sums / counts.reshape([-1 if k == axis else 1 for k in range(array.ndim)])
-    with np.errstate(over="ignore"):
-        short = array.astype(np.float32)
-    is_kept = np.array_equal(np.isfinite(short), np.isfinite(array))
-    return short if is_kept else array.astype(np.float64)
 
 
 def _odd_value(frame: WatchFrame) -> dict[str, Any] | None:

@@ -53,6 +53,9 @@ class Vector(BaseModel):
     x: Array[(3,), Float64]
 
 
+UNCHECKED = {"skip_path_checks": True}
+
+
 class Plain:
     def __init__(self, **parts):
         self.__dict__.update(parts)
@@ -88,16 +91,24 @@ def files(folder):
             "lazy": list(Many(items=f"@{given}/s*.json").items),
             "binref": Vector(x=encoded(encoding="binref", buffer="x.bin:0")).x,
             "there and back": there_and_back(made),
+            "of the wrong name": outcome(lambda: there_and_back(made, array_encoding="xml")),
+            "in a folder": there_and_back(made, binref_dir="arrays"),
+            "folders": [path.name for path in made.iterdir() if path.is_dir()],
+            "not there yet": Files.model_validate({"read": "new"}, context=UNCHECKED).read
+            == given / "new",
+            "written later": Written.model_validate({"path": "new"}, context=UNCHECKED).path
+            == made / "new",
+            "never": outcome(lambda: Files.model_validate({"read": "../new"}, context=UNCHECKED)),
         }
     finally:
         os.chdir(before)
         update_config(input_path=before, output_path=before)
 
 
-def there_and_back(folder):
-    context = {"array_encoding": "binref", "base_dir": str(folder)}
+def there_and_back(folder, **options):
+    context = {"array_encoding": "binref", "base_dir": str(folder), **options}
     text = Vector(x=np.arange(3.0)).model_dump_json(context=context)
-    return Vector.model_validate(json.loads(text), context=context).x
+    return Vector.model_validate(json.loads(text), context={"base_dir": str(folder)}).x
 
 
 def types():
@@ -137,6 +148,7 @@ def paths():
         "set": [outcome(lambda p=p: set_at_path(nested, {p: 0})) for p in PATHS],
         "copied": [changed.a.b, plain.a.b, changed.d is plain.d],
         "invalid": says(lambda: get_at_path(nested, "a.[x]"), "Invalid path"),
+        "empty": says(lambda: set_at_path(nested, {"": 0}), "Invalid path"),
         "filtered": [by_name({"x": 3.0}), by_place(3.0)],
         "refused": [
             outcome(lambda: by_name(3.0)),

@@ -241,7 +241,7 @@ def test_references_that_cannot_be_opened_here(monkeypatch):
     allowed = load_component(twice, config={"allow_references": ["image"]})
     with pytest.raises(CapabilityError) as caught:
         allowed.apply({"other": {"type": "image", "ref": "solver:1"}, "x": 1.0})
-    assert caught.value.code == "reference_unsupported"
+    assert caught.value.code == "missing_dependency"
 
 
 def test_component_objects_are_references():

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import chainrule
-from chainrule.errors import ComponentError, DefinitionError, InputError
+from chainrule.errors import CapabilityError, ComponentError, DefinitionError, InputError
 from chainrule.runtime import Array, Differentiable, Float32, Float64, component
 
 Vector = Differentiable[Array[("n",), Float64]]
@@ -515,9 +515,9 @@ def test_frameworks_that_are_not_installed(monkeypatch):
 
     def energy(x: Number) -> Number: ...
 
-    with pytest.raises(DefinitionError, match=r"chainrule\[torch\]") as caught:
+    with pytest.raises(CapabilityError, match=r"chainrule\[torch\]") as caught:
         component(framework="torch")(energy)
-    assert caught.value.code == "framework_missing"
+    assert caught.value.code == "missing_dependency"
 
 
 def test_content_hash_of_functions():

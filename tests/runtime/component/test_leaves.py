@@ -1,13 +1,16 @@
 """The flattening rule of all doors: differentiable leaves in the order of the schema, with their facts."""
 
 import json
+from types import SimpleNamespace
 from typing import Annotated
 
 import numpy as np
+import pytest
 from pydantic import BaseModel, Field
 
+from chainrule._trees import get_at_path
 from chainrule.runtime import Array, Bounds, Differentiable, Float32, Float64, component
-from chainrule.runtime.internal import Document
+from chainrule.runtime.internal import Document, complete_inputs
 
 Vector = Differentiable[Array[("n",), Float64, "m"]]
 
@@ -57,3 +60,49 @@ def test_exclusive_bounds_in_the_precision_of_the_leaf():
     assert bounds.largest("float64") == np.nextafter(2.0, 1)
     assert bounds.smallest("int32") == 2
     assert Bounds(gt=1.0, ge=3.0).smallest("float64") == 3.0
+
+
+class Spar(BaseModel):
+    web: Differentiable[Float64] = 1.5
+    height: Differentiable[Float64] = 2.0
+
+
+class Plan(BaseModel):
+    span: Differentiable[Array[(2,), Float64]] = np.array([1.0, 2.0])
+    front: Spar
+    made: Spar = Field(default_factory=Spar)
+    rear: Spar = Spar(web=3.0)
+    spare: Spar | None = None
+    more: list[Spar] = []
+    sweep: Differentiable[Float64] | None = 4.0
+
+
+class Mass(BaseModel):
+    mass: Differentiable[Float64]
+
+
+@component(derivatives="finite")
+def weigh(inputs: Plan) -> Mass:
+    return {"mass": 1.0}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"front": {}},
+        {"front": {"web": 1.0}, "made": {}, "spare": {}, "more": [{"web": 5.0}, {}]},
+        {"front": {}, "rear": {"height": 1.0}, "span": [3.0, 4.0], "sweep": None},
+    ],
+)
+def test_a_component_elsewhere_has_the_same_defaults(given):
+    """Its OpenAPI document says them."""
+    elsewhere = SimpleNamespace(openapi_schema=json.loads(json.dumps(weigh.openapi_schema)))
+    here, there = complete_inputs(weigh, given), complete_inputs(elsewhere, given)
+    document = Document(weigh.openapi_schema)
+    found = [
+        {leaf.path: np.asarray(get_at_path(tree, leaf.path)).tolist() for leaf in leaves}
+        for tree in (here, there)
+        for leaves in [document.leaves("inputs", tree)]
+    ]
+    assert found[0] == found[1]
+    assert found[0]["made.web"] == 1.5

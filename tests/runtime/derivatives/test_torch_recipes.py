@@ -156,6 +156,40 @@ def test_what_left_torch_has_no_derivative(derivative):
     assert (caught.value.code, caught.value.path) == ("derivative_lost", "y")
 
 
+@pytest.mark.parametrize(
+    "derivative", ["jacobian", "vjp", "batched vjp", "value_and_vjp", "hessian_vector_product"]
+)
+def test_what_is_computed_without_gradients_has_no_derivative(derivative):
+    def apply(d):
+        with torch.no_grad():
+            lost = (d["x"] ** 2).sum()
+        detached = d["x"].detach() ** 2
+        return {"y": lost, "kept": d["x"] ** 3, "detached": detached, "one": torch.ones(())}
+
+    x, ones = {"x": np.array([1.0, 2.0])}, np.ones(2)
+    options = {
+        "jacobian": lambda out: ([], {"mode": "reverse"}),
+        "batched vjp": lambda out: ([{out: np.ones((3, *shape(out)))}], {"batched": True}),
+        "hessian_vector_product": lambda out: ([{out: np.ones(shape(out))}, {"x": ones}], {}),
+    }
+    shape = {"y": (), "kept": (2,), "detached": (2,), "one": ()}.__getitem__
+    given = options.get(derivative, lambda out: ([{out: np.ones(shape(out))}], {}))
+    function = getattr(tr, f"torch_{derivative.removeprefix('batched ')}")
+
+    def found(out):
+        arguments, keywords = given(out)
+        result = function(apply, x, {"x"}, {out}, *arguments, **keywords)
+        result = result[1] if derivative == "value_and_vjp" else result
+        return np.asarray(result[out]["x"] if derivative == "jacobian" else result["x"])
+
+    with pytest.raises(ComponentError, match=r"'y' under `torch\.no_grad") as caught:
+        found("y")
+    assert (caught.value.code, caught.value.path) == ("derivative_lost", "y")
+    assert not found("detached").any()
+    assert not found("one").any()
+    assert found("kept").any()
+
+
 def test_numbers_beside_what_is_differentiated():
     def apply(d):
         return {"y": d["x"] ** 2, "constant": 1.0, "count": 2}

@@ -1,7 +1,5 @@
 """ONNX models as components, against onnxruntime and closed forms."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +27,9 @@ def save(folder, nodes, inputs, outputs, constants=None, opset=18, name="model")
         [helper.make_tensor_value_info(k, *v) for k, v in outputs.items()],
         [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    versions = {"": opset, "ai.onnx.ml": 3, "com.microsoft": 1}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     path = folder / f"{name}.onnx"
     onnx.save(model, path)
     return path
@@ -132,24 +132,73 @@ WITH_MORE = [
     ("ReduceMean", {}, [np.array([1])]),
     ("Max", {}, [np.zeros((1, 3), np.float32)]),
 ]
+LEARNED = [
+    ("Scaler", {"offset": [1.0, 2.0, 3.0], "scale": [0.5, 1.0, 2.0]}, []),
+    ("Normalizer", {"norm": "L1"}, []),
+    ("Normalizer", {"norm": "L2"}, []),
+    ("LinearRegressor", {"coefficients": [1.0, 2.0, 3.0]}, []),
+    ("LinearRegressor", {
+        "targets": 2, "coefficients": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "intercepts": [1.0, 2.0],
+    }, []),
+    ("ArrayFeatureExtractor", {}, [np.array([[2, 0]])]),
+    *(
+        ("SVMRegressor", {
+            "kernel_type": kernel, "kernel_params": [0.5, 1.0, 2.0], "n_supports": 2, "rho": [0.25],
+            "coefficients": [1.0, -2.0], "support_vectors": [0.1, 0.2, 0.3, -1.0, 0.0, 1.0],
+        }, [])
+        for kernel in ("LINEAR", "POLY", "RBF", "SIGMOID")
+    ),
+]  # fmt: skip
 
 
 def test_every_operator_agrees_with_onnxruntime(tmp_path):
     """`from_onnx` compares, and warns if they differ; warnings are errors here."""
-    cases = [(op, attributes, []) for op, attributes in SINGLE.items()] + WITH_MORE
-    for op, attributes, more in cases:
-        constants = {f"c{k}": np.asarray(value) for k, value in enumerate(more)}
-        node = helper.make_node(op, ["x", *constants], ["y"], **attributes)
-        out = F64 if op == "Cast" else F32
-        path = save(
-            tmp_path, [node], VECTOR, {"y": (out, None)}, constants, 20 if op == "Gelu" else 18
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            try:
-                from_onnx(path)
-            except RuntimeWarning as warning:
-                pytest.fail(f"{op}: {warning}")
+    cases = [("", op, attributes, []) for op, attributes in SINGLE.items()]
+    cases += [("", *each) for each in WITH_MORE] + [("ai.onnx.ml", *each) for each in LEARNED]
+    cases += [("com.microsoft", "CDist", {"metric": metric}, [np.ones((4, 3), np.float32)])
+              for metric in ("euclidean", "sqeuclidean")]  # fmt: skip
+    nodes, outputs, constants = [], {}, {}
+    for number, (domain, op, attributes, more) in enumerate(cases):
+        given = {f"c{number}_{k}": np.asarray(value) for k, value in enumerate(more)}
+        y = f"{op}_{number}"  # a warning names the output that differs
+        nodes.append(helper.make_node(op, ["x", *given], [y], domain=domain, **attributes))
+        outputs[y] = (F64 if op == "Cast" else F32, None)
+        constants |= given
+    from_onnx(save(tmp_path, nodes, VECTOR, outputs, constants, opset=20))
+
+
+def test_a_classifier_has_the_derivative_of_its_probabilities(tmp_path):
+    """A scaler and a logistic regression, as scikit-learn's exporter writes them."""
+    weights, bias = np.float32(W1.T), np.float32(B1)  # four classes of three features
+    attributes = {
+        "coefficients": weights.ravel().tolist(), "intercepts": bias.tolist(),
+        "classlabels_ints": [10, 20, 30, 40], "multi_class": 1, "post_transform": "SOFTMAX",
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Scaler", ["x"], ["s"], domain="ai.onnx.ml", offset=[0.0], scale=[2.0]),
+        helper.make_node("LinearClassifier", ["s"], ["label", "p"], domain="ai.onnx.ml", **attributes),
+        helper.make_node("ArgMax", ["p"], ["place"], axis=1, keepdims=0),
+    ]  # fmt: skip
+    outputs = {"label": (I64, ["n"]), "p": (F32, ["n", 4]), "place": (I64, ["n"])}
+    model = from_onnx(save(tmp_path, nodes, {"x": (F32, ["n", 3])}, outputs))
+    x = GENERATOR.standard_normal((2, 3)).astype(np.float32)
+    found = model.apply({"x": x})
+    assert found["label"].tolist() == (10 * (found["place"] + 1)).tolist()
+    # ∂pᵢ/∂x = pᵢ (wᵢ − Σⱼ pⱼ wⱼ) · scale
+    p = found["p"]
+    expected = 2 * p[:, :, None] * (weights - (p @ weights)[:, None])
+    jacobian = model.jacobian({"x": x}, ["x"], ["p"])["p"]["x"]
+    for k in range(2):
+        np.testing.assert_allclose(jacobian[k, :, k], expected[k], rtol=1e-4, atol=1e-6)
+
+
+def test_distances_have_a_derivative_where_points_meet(tmp_path):
+    x = np.float32([[3, 0, 0], [0, 4, 0]])
+    node = helper.make_node("CDist", ["x", "c"], ["y"], domain="com.microsoft", metric="euclidean")
+    model = from_onnx(save(tmp_path, [node], VECTOR, {"y": (F32, [2, 2])}, {"c": x}))
+    slope = model.jacobian({"x": x}, ["x"], ["y"])["y"]["x"]
+    np.testing.assert_allclose(slope[0, 1, 0], [0.6, -0.8, 0], atol=1e-6)
+    assert not slope[0, 0].any()
 
 
 def test_shapes_that_the_graph_computes(tmp_path):

@@ -105,6 +105,7 @@ class Dispatcher:
     ) -> None:
         self._patience_s = patience_s
         self._why_none_is_up = why_none_is_up or self._no_replica
+        # Of `_assignment`, which knows no threads. Its callbacks run while the lock is held: they set events.
         self._lock = threading.Lock()
         self._assignment = Assignment(
             depth, time.monotonic(), choice=choice, on_given=_wake, on_changed=_tell_of_change

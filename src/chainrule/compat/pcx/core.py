@@ -144,7 +144,7 @@ RKG.key = stateful.RKG.key  # the state that every transformation tracks
 
 
 def set(obj: Any, x: Any) -> Any:
-    """Set a parameter and return it; return the value where `obj` is none."""
+    """Set a parameter and return it; return the value if `obj` is not a parameter."""
     return stateful.set_(obj, x)
 
 

@@ -347,7 +347,7 @@ class Tesseract(EndpointMethods):
         """The container of `from_image`.
 
         Raises:
-            RuntimeError: there is none, or it has not been served yet.
+            RuntimeError: there is no container, or it has not been served yet.
         """
         container = self._container()
         if container is None:

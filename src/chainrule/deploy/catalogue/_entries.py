@@ -38,7 +38,7 @@ class CatalogueEntry:
         name: of the component.
         version: of the component.
         description: its first line of text.
-        owner: who answers for it; empty where nobody was named.
+        owner: who answers for it; empty if no owner was named.
         repository: of its image, with the registry.
         digest: of its image.
         artifact: digest of its description in the same repository.
@@ -163,7 +163,7 @@ def parse_version(text: str) -> tuple[int, ...]:
     found = re.fullmatch(r"v?(\d+(?:\.\d+)*)", text)
     if found is None:
         raise InputError(
-            f"A catalogue compares versions, and {text!r} is none: write `version: 1.0.0` in "
+            f"A catalogue compares versions, and {text!r} is not a version: write `version: 1.0.0` in "
             "component.yaml and build the image again.",
             code="no_version",
         )

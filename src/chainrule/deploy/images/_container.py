@@ -393,6 +393,7 @@ class ImageTransport(HttpTransport):
     def __init__(self, container: Container, timeout: float | None = None) -> None:
         super().__init__(container.url, token=container.token, timeout=timeout)
         self.container = container
+        self.place = f"{container.url} (image {container.image})"
 
     def call(
         self,

@@ -125,7 +125,7 @@ def find_engine(name: str | None = None) -> Engine:
             is installed, when not given.
 
     Raises:
-        CapabilityError: there is none (`engine_missing`).
+        CapabilityError: no engine was found (`engine_missing`).
         InputError: it is neither podman nor docker (`unknown_engine`).
     """
     wanted = shlex.split(name or os.environ.get("CHAINRULE_ENGINE", ""))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import DefinitionError, InputError
+from chainrule.client.internal import (
+    bad_requirements,
+    project_dependencies,
+    read_toml,
+    requirements_file,
+)
 from chainrule.deploy.images._settings import Changes, ImageSettings, read_settings
 from chainrule.runtime.internal import COMPONENT_FILES, check_sources, split_source
 
@@ -209,7 +214,6 @@ def _with_cuda(requirements: Requirements, settings: ImageSettings) -> Requireme
     return Requirements(requirements.name, text, requirements.local)
 
 
-_USUAL = ("pylock.toml", "requirements.txt", "tesseract_requirements.txt", "pyproject.toml")
 _LOCAL = re.compile(r"(?P<path>(?:\.|/|file://)[^\s\[;#]*)(?P<rest>.*)")
 _IGNORED = shutil.ignore_patterns(
     "__pycache__", ".git", ".venv", ".chainrule-venv", ".tesseract-venv"
@@ -268,14 +272,12 @@ def read_requirements(folder: Path, name: str | None) -> Requirements:
     Raises:
         DefinitionError: a file is missing or is not what its name says (`bad_requirements`).
     """
-    wanted = [name] if name is not None else list(_USUAL)
-    file = next((folder / each for each in wanted if (folder / each).is_file()), None)
+    file = requirements_file(folder, name)
     if file is None:
-        if name is not None and name != "tesseract_requirements.txt":
-            raise _bad(folder / name, "does not exist")
         return Requirements("requirements.txt", "", {})
     if file.name == "pyproject.toml":
-        return Requirements("requirements.txt", _from_project(file), {})
+        lines = "".join(f"{line}\n" for line in project_dependencies(file))
+        return Requirements("requirements.txt", lines, {})
     if re.fullmatch(r"pylock(\.[^.]+)?\.toml", file.name):
         return Requirements(file.name, _checked_lock(file), {})
     if is_conda_file(file.name):
@@ -288,7 +290,7 @@ def _from_conda(file: Path) -> Requirements:
     try:
         text = conda_environment(file, lambda line: _staged(line, file, local))
     except ValueError as error:
-        raise _bad(file, str(error)) from error
+        raise bad_requirements(file, str(error)) from error
     return Requirements("environment.yaml", text, local)
 
 
@@ -305,7 +307,7 @@ def _staged(line: str, file: Path, local: dict[str, Path]) -> str:
         return line
     source = (file.parent / match["path"].removeprefix("file://")).resolve()
     if not source.exists():
-        raise _bad(file, f"names {match['path']}, which does not exist")
+        raise bad_requirements(file, f"names {match['path']}, which does not exist")
     name, count = source.name, 1
     while local.get(name, source) != source:
         name, count = f"{source.stem}_{count}{source.suffix}", count + 1
@@ -313,28 +315,10 @@ def _staged(line: str, file: Path, local: dict[str, Path]) -> str:
     return f"./local_requirements/{name}{match['rest']}"
 
 
-def _from_project(file: Path) -> str:
-    project = _read_toml(file).get("project", {})
-    if "dependencies" in project.get("dynamic", ()):
-        raise _bad(file, "has dynamic dependencies; list them in a requirements.txt")
-    return "".join(f"{line}\n" for line in project.get("dependencies", ()))
-
-
 def _checked_lock(file: Path) -> str:
-    if "lock-version" not in _read_toml(file):
-        raise _bad(file, "has no lock-version, so it is not a lock file of PEP 751")
+    if "lock-version" not in read_toml(file):
+        raise bad_requirements(file, "has no lock-version, so it is not a lock file of PEP 751")
     return file.read_text(encoding="utf-8")
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise _bad(file, f"is not TOML: {error}") from error
-
-
-def _bad(file: Path, reason: str) -> DefinitionError:
-    return DefinitionError(f"{file} {reason}.", code="bad_requirements")
 
 
 def is_conda_file(name: str) -> bool:

@@ -79,6 +79,22 @@ _ALERTS = (
         "Each costs a worker. Callers of long calls should submit jobs.",
     ),
     _Alert(
+        "ChainruleFilesNotUsed",
+        "warning",
+        'chainrule_files_current{job="@JOB@"} == 0',
+        "5m",
+        "{{ $labels.instance }} cannot use its new {{ $labels.files }} file and goes on with the old one.",
+        "The log of the server says what is wrong with the file.",
+    ),
+    _Alert(
+        "ChainruleTokenLimited",
+        "info",
+        'sum by (instance, token) (rate(chainrule_token_limited_total{job="@JOB@"}[15m])) > 0',
+        "15m",
+        "{{ $labels.token }} is refused by its limits on {{ $labels.instance }}.",
+        "Raise its limits in the token file, or ask its owner to send less.",
+    ),
+    _Alert(
         "ChainruleJobsFail",
         "warning",
         'delta(chainrule_jobs{job="@JOB@",state="failed"}[1h]) > 5',

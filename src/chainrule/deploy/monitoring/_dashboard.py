@@ -71,6 +71,24 @@ _PANELS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             for name in ("received", "sent")
         },
     ),
+    "Found in stores": (
+        "percentunit",
+        {
+            f"{{{{component}}}} {kind}": "sum by (component) "
+            f'(rate(chainrule_{kind}_reuse_total{{@,outcome="hit"}}[$__rate_interval])) / '
+            f"(sum by (component) (rate(chainrule_{kind}_reuse_total{{@}}[$__rate_interval])) > 0)"
+            for kind in ("results", "residuals")
+        },
+    ),
+    "Requests by token": (
+        "reqps",
+        {
+            "{{token}}": "sum by (token) "
+            '(rate(chainrule_token_requests_total{job="@JOB@"}[$__rate_interval]))',
+            "{{token}} beyond its {{limit}}": "sum by (token, limit) "
+            '(rate(chainrule_token_limited_total{job="@JOB@"}[$__rate_interval]))',
+        },
+    ),
     # Servers that share their jobs all report the same numbers, so the largest counts.
     "Jobs": ("short", {"{{state}}": 'max by (state) (chainrule_jobs{job="@JOB@"})'}),
 }

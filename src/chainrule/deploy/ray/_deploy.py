@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chainrule._errors import CapabilityError, InputError, TransportError
+from chainrule._errors import InputError, TransportError, missing_dependency
 from chainrule.client import Component
 from chainrule.deploy._scaling import check_size
 from chainrule.runtime import ComponentConfig
@@ -265,17 +265,15 @@ def connect(address: str | None, *, start: bool = False) -> None:
         start: start a cluster on this machine where no address is given and Ray finds none.
 
     Raises:
-        CapabilityError: Ray is not installed (`ray_missing`).
+        CapabilityError: Ray is not installed (`missing_dependency`).
         TransportError: there is no cluster at this address.
     """
     try:
         import ray
-    except ModuleNotFoundError:
-        raise CapabilityError(
-            "Pools on a cluster need Ray: pip install 'chainrule[ray]'. On one machine, "
-            "chainrule.deploy.local does not need it.",
-            code="ray_missing",
-        ) from None
+    except ModuleNotFoundError as error:
+        raise missing_dependency(
+            "Pools other than those of chainrule.deploy.local need", "ray", "'chainrule[ray]'"
+        ) from error
     if ray.is_initialized():
         return
     try:

@@ -5,7 +5,7 @@ This package knows nothing of JAX: a `Problem` is vertices, edges with a structu
 
     _problem          what is searched over, and a lower bound for its cost
     _partial_graph    the graph while vertices are eliminated; interpreted, or compiled by numba
-    _improve          making orders: greedy, beam, annealing, exact windows, branch and bound, single edges
+    _improve          making orders: greedy, annealing, exact windows, branch and bound, single edges
     _portfolio        `search`, for as long as the user says; `quick_search`, short and always the same
 """
 

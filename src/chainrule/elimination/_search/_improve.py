@@ -4,8 +4,7 @@ Everything here evaluates orders on a `PartialGraph` and is deterministic for a 
 
 The fact it stands on: the graph that is left after eliminating a *set* of vertices does not depend on the
 order in which they went. So a change inside a window of an order changes the costs inside that window only,
-of partial orders of the same vertices only the cheapest is worth keeping, and the best order of a window is
-found by dynamic programming over its subsets.
+and the best order of a window is found by dynamic programming over its subsets.
 """
 
 from __future__ import annotations
@@ -14,13 +13,9 @@ import contextlib
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from chainrule.elimination._search._partial_graph import EVERY, PartialGraph
-from chainrule.elimination._search._problem import OutOfBudgetError, Problem, vertex_bounds
-
-_AHEAD = 0.5
-"""How much of what the remaining vertices would cost next counts when partial orders are compared."""
+from chainrule.elimination._search._problem import OutOfBudgetError, vertex_bounds
 
 
 def greedy(graph: PartialGraph, look_ahead: float, noise: float, seed: int) -> list[int]:
@@ -47,97 +42,6 @@ def greedy(graph: PartialGraph, look_ahead: float, noise: float, seed: int) -> l
         graph.eliminate(vertex)
         order.append(vertex)
     return order
-
-
-def relative_markowitz(graph: PartialGraph) -> list[int]:
-    """Always the vertex whose cost is furthest below (inputs it depends on) × (outputs that depend on it).
-
-    That product is what the vertex costs where everything before it or everything after it is gone; a
-    vertex with many of both is cheap now, or never again.
-    """
-    inputs, outputs = _reach(graph.problem)
-    graph.reset()
-    vertices = list(graph.problem.eliminable)
-    costs = dict(zip(vertices, graph.costs(vertices), strict=True))
-    order = []
-    while costs:
-        graph.check_budget()
-        vertex = min(costs, key=lambda v: costs[v] - inputs[v] * outputs[v])
-        _, costs = _extend(graph, vertex, costs)
-        order.append(vertex)
-    return order
-
-
-def _extend(graph: PartialGraph, vertex: int, costs: dict[int, int]) -> tuple[int, dict[int, int]]:
-    """Eliminate a vertex: its cost, and what each remaining one would cost next."""
-    before, after = graph.neighbours(vertex)
-    cost = graph.eliminate(vertex)
-    near = [v for v in dict.fromkeys((*before, *after)) if v in costs]
-    grown = {v: c for v, c in costs.items() if v != vertex}
-    grown.update(zip(near, graph.costs(near), strict=True))
-    return cost, grown
-
-
-def _reach(problem: Problem) -> tuple[list[int], list[int]]:
-    """Per vertex, how many inputs reach it and how many outputs it reaches."""
-    before = [1 << v if v in set(problem.inputs) else 0 for v in range(problem.size)]
-    after = [1 << v if v in set(problem.outputs) else 0 for v in range(problem.size)]
-    # Edges go from smaller to larger depth, not to larger numbers; repeat until nothing changes.
-    changed = True
-    while changed:
-        changed = False
-        for source, target, _ in problem.edges:
-            grown = before[target] | before[source], after[source] | after[target]
-            changed |= grown != (before[target], after[source])
-            before[target], after[source] = grown
-    return [mask.bit_count() for mask in before], [mask.bit_count() for mask in after]
-
-
-@dataclass(frozen=True)
-class _PartialOrder:
-    """An order that is not finished.
-
-    Attributes:
-        order: the vertices so far.
-        cost: what they cost.
-        costs: what each remaining vertex would cost next.
-    """
-
-    order: tuple[int, ...]
-    cost: int
-    costs: dict[int, int]
-
-    @property
-    def outlook(self) -> float:
-        """What has been paid, and a share of what is in sight."""
-        return self.cost + _AHEAD * sum(self.costs.values())
-
-
-def beam(graph: PartialGraph, width: int) -> list[int]:
-    """The best of the orders that stay among the `width` most promising partial ones at every length."""
-    graph.reset()
-    vertices = graph.problem.eliminable
-    kept = [_PartialOrder((), 0, dict(zip(vertices, graph.costs(vertices), strict=True)))]
-    for _ in vertices:
-        grown: dict[frozenset[int], _PartialOrder] = {}
-        for partial in kept:
-            for candidate in _extensions(graph, partial, 2 * width):
-                key = frozenset(candidate.order)
-                if key not in grown or candidate.cost < grown[key].cost:
-                    grown[key] = candidate
-        kept = sorted(grown.values(), key=lambda partial: partial.outlook)[:width]
-    return list(min(kept, key=lambda partial: partial.cost).order)
-
-
-def _extensions(graph: PartialGraph, partial: _PartialOrder, most: int) -> Iterator[_PartialOrder]:
-    """The partial order with one more vertex, for the cheapest few: what is dear now is seldom right next."""
-    with graph.trial():
-        graph.eliminate_all(partial.order)
-        for vertex in sorted(partial.costs, key=partial.costs.__getitem__)[:most]:
-            graph.check_budget()
-            with graph.trial():
-                cost, costs = _extend(graph, vertex, partial.costs)
-            yield _PartialOrder((*partial.order, vertex), partial.cost + cost, costs)
 
 
 def anneal(
@@ -243,8 +147,17 @@ class _Tree:
             if self.is_cut_short:
                 return
             with self._graph.trial():
-                _, left = _extend(self._graph, vertex, costs)
+                left = self._eliminate(vertex, costs)
                 self.visit((*order, vertex), total, left)
+
+    def _eliminate(self, vertex: int, costs: dict[int, int]) -> dict[int, int]:
+        """What each remaining vertex would cost after a vertex: only its neighbours cost something else."""
+        before, after = self._graph.neighbours(vertex)
+        self._graph.eliminate(vertex)
+        near = [v for v in dict.fromkeys((*before, *after)) if v in costs]
+        left = {v: cost for v, cost in costs.items() if v != vertex}
+        left.update(zip(near, self._graph.costs(near), strict=True))
+        return left
 
 
 Step = int | tuple[int, int]

@@ -1,9 +1,11 @@
 """Two searches over the same moves: one for as long as the user says, one that is short and always the same.
 
 `search`: constructions first, then annealing and exact windows until the time is up. In this order: forward
-and reverse; greedy Markowitz, plain and with look-ahead; relative Markowitz; a beam; where there are few
-vertices, dynamic programming over all sets or branch and bound; and, for the rest of the time, annealing from
-the best order or a greedy one with random ties, each finished with exact windows.
+and reverse; greedy Markowitz, plain and with look-ahead; where there are few vertices, dynamic programming
+over all sets or branch and bound; and, for the rest of the time, annealing from the best order or a greedy
+one with random ties, each finished with exact windows. (A beam of partial orders, and Markowitz's rule
+relative to the inputs and outputs of a vertex, were measured beside these: on the graphs of the literature
+and on layered random ones they changed costs by less than 0.3 % on average, up as often as down.)
 
 `quick_search` is what `order="auto"` takes: it counts its work instead of looking at the clock. A search that
 stops by the time finds another order on a machine that is busy, and JAX then compiles another program. It is
@@ -19,11 +21,9 @@ from dataclasses import dataclass, replace
 
 from chainrule.elimination._search._improve import (
     anneal,
-    beam,
     branch_and_bound,
     greedy,
     order_windows,
-    relative_markowitz,
 )
 from chainrule.elimination._search._partial_graph import (
     PartialGraph,
@@ -36,14 +36,11 @@ from chainrule.elimination._search._problem import OutOfBudgetError, Problem, lo
 _LOOK_AHEADS = (0.5, 0.0, 0.25, 1.0)
 _NOISES = (0.0, 0.0, 0.1, 0.3)
 
-_BEAM = 12
-"""Partial orders that a beam keeps: on the graphs of the literature as good as the best greedy order."""
-
 _FEW = 24
 """Up to this many vertices, branch and bound has a chance to finish."""
 
-_SHARE = 0.15
-"""The part of the budget that the beam may take; branch and bound may take twice as much."""
+_SHARE = 0.3
+"""The part of the budget that branch and bound may take."""
 
 
 _COMPILED_FROM_S = 1.0
@@ -199,8 +196,6 @@ class _Run:
             except OutOfBudgetError as stopped:
                 self._complete(stopped.partial, pure[0][0])
                 raise
-        self._try(relative_markowitz, "relative Markowitz")
-        self._try(lambda graph: beam(graph, _BEAM), "beam")
 
     def _find_bound(self) -> None:
         """The bound, of as many vertices as there is time for; a moment of it is not charged."""
@@ -220,19 +215,6 @@ class _Run:
         self.graph.deadline = time.perf_counter() + self._patience
         with contextlib.suppress(OutOfBudgetError):
             self.offer([*partial, *(v for v in order if v not in chosen)], "greedy")
-
-    def _try(self, construct: Callable[[PartialGraph], list[int]], method: str) -> None:
-        """Offer an order, unless making it takes too long or there is nothing to gain."""
-        if self.is_over:
-            return
-        self.graph.deadline = time.perf_counter() + _SHARE * self.budget_s
-        try:
-            order = construct(self.graph)
-        except OutOfBudgetError:
-            return
-        finally:
-            self.graph.deadline = self._began + self.budget_s
-        self.offer(order, method)
 
     def improve(self) -> None:
         """Restarted annealing, each restart finished with exact windows."""
@@ -266,7 +248,7 @@ class _Run:
             return
         order, is_proven = branch_and_bound(
             self.graph, list(self.best.order), self.best.cost,
-            until=time.perf_counter() + 2 * _SHARE * self.budget_s,
+            until=time.perf_counter() + _SHARE * self.budget_s,
         )  # fmt: skip
         cost = self.offer(order, "branch and bound")
         if is_proven:
@@ -328,7 +310,6 @@ def quick_search(problem: Problem, *, reverse_first: bool) -> list[int]:
     graph.most_work = graph.work + _MOST_WORK
     makers: list[Callable[[], Sequence[int]]] = [
         lambda: pure[1],
-        lambda: relative_markowitz(graph),
         lambda: greedy(graph, 0.0, 0.0, 0),
         lambda: _annealed(graph, best, lowest),
     ]

@@ -21,6 +21,7 @@ In reading order:
     _derivation     endpoints that the author left out
     _failures       whose mistake an error is, and how it is said
     _observation    profiles, traces, kept output
+    _plots          the author's own plots of a result
     _openapi        the OpenAPI document of a component
     _document       what a document says, for programs and people
 

@@ -140,6 +140,7 @@ def from_command(
         implementations=implementations,
         function=functions["apply"],
         content_hash=_hash_commands(program, commands, schemas),
+        framework="command",
     )
     return LocalComponent(definition, config)
 

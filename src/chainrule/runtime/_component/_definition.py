@@ -180,7 +180,10 @@ class Definition:
         sparsity: output path → input path → which elements depend on which: `"diagonal"`, a band such as
             `{"lower": 1, "upper": 1}`, or a matrix that is not zero there. With it, plans of Jacobians ask
             for several columns in one product. It becomes plain data (see `chainrule._sparsity`).
+        cheap: whether a run with the defaults may begin without being asked for, as on the page of a server.
+        plot: the author's own plots of a result (see `_plots`).
         place: the GPU on which the author's functions compute, if it is one (see `_devices`).
+        framework: what the author's functions are written in, for people; `None` when it is not known.
     """
 
     name: str
@@ -197,7 +200,10 @@ class Definition:
     merge_up_to: int = 0
     prices: Mapping[str, float] = field(default_factory=dict)
     sparsity: Sparsity = field(default_factory=dict)
+    cheap: bool = False
+    plot: Callable[[Any, Any], Any] | None = None
     place: Place | None = None
+    framework: str | None = None
 
     def __post_init__(self) -> None:
         problem = problem_of_prices(self.prices)

@@ -32,7 +32,7 @@ from chainrule._device import (
     own_copy_of_array,
     to_host,
 )
-from chainrule._errors import DefinitionError
+from chainrule._errors import DefinitionError, missing_dependency
 from chainrule._trees import is_arraylike, map_leaves
 from chainrule.runtime._component._definition import Implementation
 from chainrule.runtime._residuals import RESIDUALS, WithResiduals
@@ -88,8 +88,9 @@ def find_place(
     """Where a component computes, by what its author declares; `None` for the host.
 
     Raises:
-        DefinitionError: the declaration makes no sense (`bad_device`), the framework is not installed
-            (`framework_missing`), or a GPU is missing that the component cannot do without (`no_device`).
+        DefinitionError: the declaration makes no sense (`bad_device`), or a GPU is missing that the component
+            cannot do without (`no_device`).
+        CapabilityError: the framework is not installed (`missing_dependency`).
     """
     needs_gpu = device == "cuda-only" or framework in ("cupy", "warp")
     if device is None and framework not in ("cupy", "warp", "device"):
@@ -104,9 +105,8 @@ def find_place(
         library = library_for(framework)
         warp = importlib.import_module("warp") if framework == "warp" else None
     except ModuleNotFoundError as error:
-        raise DefinitionError(
-            f"framework={framework!r} needs the package {error.name!r}: install it with pip.",
-            code="framework_missing",
+        raise missing_dependency(
+            f"framework={framework!r} needs", error.name, str(error.name)
         ) from error
     if library.is_usable():
         return Place(library, warp, keeps_inputs)

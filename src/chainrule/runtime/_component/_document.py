@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chainrule._codec import decode_tree
+from chainrule._device import own_copy
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, Side
 from chainrule._paths import add_segment, join_path, path_to_pattern, split_path
+from chainrule._tables import html_table
 from chainrule._trees import expand_pattern, get_at_path
 from chainrule.runtime._component._definition import Capability, Cost
 from chainrule.runtime._schema import ArraySpec, Bounds
@@ -58,12 +61,7 @@ class Field:
     def table(fields: Sequence[Field]) -> str:
         """Fields of a schema as a table in HTML."""
         names = ("path", "type", "∂", "default", "description")
-        head = "".join(f"<th scope='col'>{name}</th>" for name in names)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(field)) + "</tr>"
-            for field in fields
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        return html_table(map(_cells, fields), head=names, is_styled=False)
 
 
 @dataclass(frozen=True)
@@ -189,6 +187,10 @@ class Document:
         """Path pattern → units of the arrays of one side that have some."""
         return {field.path: field.units for field in self.fields(side) if field.units}
 
+    def with_defaults(self, side: Side, tree: Any) -> Any:
+        """A tree of one side, and what the document says is there where the tree leaves it out."""
+        return _completed(root_of(self._schemas, side), tree, self._schemas)
+
     def leaves(self, side: Side, tree: Any) -> tuple[Leaf, ...]:
         """The differentiable arrays of a tree in the order of the schema: the flattening rule of all doors.
 
@@ -299,6 +301,52 @@ def root_of(schemas: Mapping[str, Any], side: Side) -> Mapping[str, Any]:
         root = schemas.get(f"Apply{_SCHEMAS[side]}", {})
         root = root.get("properties", {}).get("inputs", root)
     return root
+
+
+def complete_inputs(component: Any, inputs: Mapping[str, Any]) -> Any:
+    """Inputs of a component, in this process or behind a handle, as a plain tree with all its defaults.
+
+    Raises:
+        InputError: the component is in this process and refuses them.
+    """
+    local = getattr(component, "local", None) or component
+    if hasattr(local, "read_inputs"):
+        return local.read_inputs({"inputs": inputs})
+    return Document(component.openapi_schema).with_defaults("inputs", own_copy(inputs))
+
+
+def _completed(node: Mapping[str, Any], tree: Any, schemas: Mapping[str, Any]) -> Any:
+    node = _only_member(Document.resolve(node, schemas), schemas)
+    if isinstance(tree, (list, tuple)) and isinstance(node.get("items"), Mapping):
+        return [_completed(node["items"], each, schemas) for each in tree]
+    if not isinstance(tree, Mapping) or "array_flags" in node:
+        return tree
+    fields = {
+        name: Document.resolve(field, schemas) for name, field in node.get("properties", {}).items()
+    }
+    of_others = node.get("additionalProperties")
+    others = of_others if isinstance(of_others, Mapping) else {}
+    missing = {
+        name: _completed(field, decode_tree(field.get("default", {})), schemas)
+        for name, field in fields.items()
+        if name not in tree and ("default" in field or _is_made(name, node, field))
+    }
+    given = {
+        name: _completed(fields.get(name, others), value, schemas) for name, value in tree.items()
+    }
+    return missing | given
+
+
+def _is_made(name: str, node: Mapping[str, Any], field: Mapping[str, Any]) -> bool:
+    """Whether the author's schema makes a model of defaults where a field is left out."""
+    is_model = "properties" in field and "array_flags" not in field
+    return is_model and name not in node.get("required", ())
+
+
+def _only_member(node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The one thing that an optional field may be besides null; a union of several says too little."""
+    members = [m for m in node.get("anyOf", ()) if m.get("type") != "null"]
+    return Document.resolve(members[0], schemas) if len(members) == 1 else node
 
 
 def _walk(

@@ -41,7 +41,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from chainrule._describe import describe_value
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
-from chainrule._errors import ComponentError, DefinitionError
+from chainrule._errors import ComponentError, DefinitionError, missing_dependency
 from chainrule._sparsity import is_block
 from chainrule.runtime._component._definition import (
     Batching,
@@ -74,6 +74,8 @@ def component(
     merge_up_to: int = 0,
     prices: Mapping[str, float] | None = None,
     sparsity: Mapping[str, Mapping[str, Any]] | None = None,
+    cheap: bool = False,
+    plot: Callable[[Any, Any], Any] | None = None,
     name: str | None = None,
     version: str = "unknown",
     config: Config = None,
@@ -90,6 +92,8 @@ def component(
     merge_up_to: int = 0,
     prices: Mapping[str, float] | None = None,
     sparsity: Mapping[str, Mapping[str, Any]] | None = None,
+    cheap: bool = False,
+    plot: Callable[[Any, Any], Any] | None = None,
     name: str | None = None,
     version: str = "unknown",
     config: Config = None,
@@ -113,6 +117,9 @@ def component(
         merge_up_to: how many concurrent single calls a server may merge into one, if it batches.
         prices: what calls cost, in seconds or relative to each other, see `Definition`.
         sparsity: which elements of the outputs depend on which elements of the inputs, see `Definition`.
+        cheap: whether the page of a server may run the defaults at once, without a click.
+        plot: `plot(inputs, outputs)` with the models of a call returns a figure of matplotlib, Plotly or
+            PyVista, HTML, or `{title: figure}`; the page of a server shows it beside its own pictures.
         name: of the component; the function's name by default.
         version: of the component.
         config: settings of this component.
@@ -162,7 +169,10 @@ def component(
             merge_up_to=merge_up_to,
             prices=prices or {},
             sparsity=sparsity or _sparsity_of_differences(derivatives),
+            cheap=cheap,
+            plot=plot,
             place=place,
+            framework=chosen,
         )
         return LocalComponent(definition, config)
 
@@ -437,8 +447,8 @@ def framework_implementations(
     """How a function runs in its framework, and what follows.
 
     Raises:
-        DefinitionError: an unknown framework (`unknown_framework`), or one that is not installed
-            (`framework_missing`).
+        DefinitionError: an unknown framework (`unknown_framework`).
+        CapabilityError: the framework is not installed (`missing_dependency`).
     """
     if framework not in get_args(Framework):
         raise DefinitionError(
@@ -496,10 +506,8 @@ def _recipes(framework: str) -> Any:
     try:
         return importlib.import_module(f"chainrule.runtime.{framework}_recipes")
     except ModuleNotFoundError as error:
-        raise DefinitionError(
-            f"framework={framework!r} needs the package {error.name!r}: "
-            f"pip install 'chainrule[{framework}]'.",
-            code="framework_missing",
+        raise missing_dependency(
+            f"framework={framework!r} needs", error.name, f"'chainrule[{framework}]'"
         ) from error
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from chainrule._call_prices import PRICED
 from chainrule._content_store import hash_parts
@@ -40,6 +40,7 @@ from chainrule.runtime._component._isolation import (
     without_package,
 )
 from chainrule.runtime._component._local import LocalComponent, double_precision, is_narrow
+from chainrule.runtime._component._plots import plot_of
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import Run, activate
 
@@ -169,7 +170,7 @@ def file_in(folder: Path) -> Path:
     """The file of a folder that defines its component.
 
     Raises:
-        DefinitionError: there is none (`module_missing`).
+        DefinitionError: no such module (`module_missing`).
     """
     for name in COMPONENT_FILES:
         if (folder / name).is_file():
@@ -316,7 +317,10 @@ def _define_module(module: Any, **facts: Any) -> Definition:
         merge_up_to=getattr(module, "merge_up_to", 0),
         prices=_declared_prices(module),
         sparsity=_declared_sparsity(module),
+        cheap=getattr(module, "cheap", False) is True,
+        plot=plot_of(module),
         place=place,
+        framework=_declared_framework(module, jax_function is not None),
         **facts,
     )
 
@@ -327,6 +331,17 @@ def _declared_place(module: Any) -> Place | None:
     if isinstance(framework, str) and isinstance(device, str):
         return find_place(framework, device, getattr(module, "keeps_inputs", True))
     return None
+
+
+def _declared_framework(module: Any, is_jax: bool) -> str | None:
+    """The module's `framework`, if it is one of those that `component` takes."""
+    declared = getattr(module, "framework", None)
+    if isinstance(declared, str):  # other things may have that name, too
+        from chainrule.runtime._component._functions import Framework
+
+        if declared in get_args(Framework):
+            return declared
+    return "jax" if is_jax else None
 
 
 def _declared_prices(module: Any) -> Mapping[str, float]:

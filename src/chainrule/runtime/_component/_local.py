@@ -44,12 +44,14 @@ from chainrule.runtime._component._handlers import (
     Handler,
     OutputShapes,
     Payload,
+    call_author,
     can_batch,
     check_fields,
     derivative_handler,
     evaluation_handler,
     tagged_handler,
 )
+from chainrule.runtime._component._plots import documents_of
 from chainrule.runtime._component._schemas import (
     Context,
     Schemas,
@@ -127,6 +129,11 @@ class LocalComponent(EndpointMethods):
         return self.config.description or self._definition.description
 
     @property
+    def framework(self) -> str | None:
+        """What the author's functions are written in; `None` when it is not known."""
+        return self._definition.framework
+
+    @property
     def content_hash(self) -> str:
         """Hash of the component's code; equal hashes compute equal results."""
         return self._definition.content_hash
@@ -199,6 +206,16 @@ class LocalComponent(EndpointMethods):
     def sparsity(self) -> Sparsity:
         """Which elements of the outputs depend on which elements of the inputs, where that is declared."""
         return self._definition.sparsity
+
+    @property
+    def cheap(self) -> bool:
+        """Whether a run with the defaults may begin without being asked for."""
+        return self._definition.cheap
+
+    @property
+    def has_plot(self) -> bool:
+        """Whether the author made plots of results."""
+        return self._definition.plot is not None
 
     @property
     def merge_up_to(self) -> int:
@@ -339,6 +356,38 @@ class LocalComponent(EndpointMethods):
                 return prepared(others)
 
         return call
+
+    def plot(
+        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], *, run: Run | None = None
+    ) -> dict[str, str]:
+        """The author's plots of a result, as title → HTML. Its scripts are the author's; frame them.
+
+        Args:
+            inputs: as in `apply`.
+            outputs: what `apply` returned for them.
+            run: where files of this call go.
+
+        Raises:
+            CapabilityError: the author made no plots.
+            InputError: the inputs or outputs do not fit the schemas.
+            ComponentError: the author's function failed, or returned something else.
+        """
+        function = self._definition.plot
+        if function is None:
+            raise CapabilityError(
+                f"{self.name} has no plots. Define `plot(inputs, outputs)` in its module, or pass "
+                "`plot=` to `@component`.",
+                code="endpoint_missing",
+            )
+        with activate(run or Run(self.config)):
+            return documents_of(
+                call_author(
+                    function,
+                    "plot",
+                    self._schemas.read_inputs(inputs, "plot", self._context),
+                    self._schemas.read_given_outputs(outputs, "plot", self._context),
+                )
+            )
 
     def read_inputs(self, payload: Mapping[str, Any]) -> Any:
         """The inputs of a request for `apply` as a plain tree with arrays, validated; nothing is computed.

@@ -2,7 +2,7 @@
 
 Models come from pydantic; the requests and responses around them are the same for every component and are
 written out here. Beyond the peer, `info` has the content hash and `x-capabilities` says of every endpoint
-whether it is native or derived and from what.
+whether it is native or derived and from what; `x-framework`, what the author's code is written in.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def openapi_document(component: LocalComponent, schemas: Schemas) -> Json:
             name: asdict(capability) for name, capability in component.capabilities.items()
         },
         "x-batching": component.batching,
+        **({"x-framework": component.framework} if component.framework else {}),
         **({"x-device": component.device} if component.place is not None else {}),
+        **({"x-cheap": True} if component.cheap else {}),
         **({"x-prices": dict(component.prices)} if component.prices else {}),
         **({"x-sparsity": component.sparsity} if component.sparsity else {}),
         "paths": {f"/{name}": _path(name) for name in _ordered(endpoints)},

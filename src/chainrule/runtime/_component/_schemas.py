@@ -138,6 +138,10 @@ class Schemas:
         """Validated abstract inputs for the author's function."""
         return _validate_input(self.abstract_inputs, value, endpoint, context)
 
+    def read_given_outputs(self, value: Any, endpoint: str, context: Context) -> BaseModel:
+        """Outputs of an earlier call that a caller gives back, validated."""
+        return _validate_input(self.outputs, value, endpoint, context, side="outputs")
+
     def read_outputs(self, value: Any, endpoint: str, context: Context) -> BaseModel:
         """The author's outputs, validated."""
         return _validate_output(self.outputs, value, endpoint, context)
@@ -148,12 +152,12 @@ class Schemas:
 
 
 def _validate_input(
-    model: type[BaseModel], value: Any, endpoint: str, context: Context
+    model: type[BaseModel], value: Any, endpoint: str, context: Context, *, side: str = "inputs"
 ) -> BaseModel:
     try:
         return _validate(model, value, context)
     except ValidationError as error:
-        raise bad_input(error, value, model=model, endpoint=endpoint, prefix=("inputs",)) from error
+        raise bad_input(error, value, model=model, endpoint=endpoint, prefix=(side,)) from error
 
 
 def _validate_output(
@@ -384,39 +388,8 @@ def shows_caller(model: type[BaseModel]) -> bool:
     )
 
 
-def _is_known_by_types(model: type[BaseModel]) -> bool:
-    """Whether a value that has the types of a valid one is valid: no validator of the author's is asked."""
-    decorators = model.__pydantic_decorators__
-    return not (
-        shows_caller(model)
-        or decorators.field_validators
-        or decorators.model_validators
-        or any(
-            _has_validator(info.annotation)
-            or any(isinstance(entry, _VALIDATORS) for entry in info.metadata)
-            for info in model.model_fields.values()
-        )
-    )
-
-
-def _has_validator(annotation: Any) -> bool:
-    """The same for the values of one annotation."""
-    if array_spec(annotation) is not None:
-        return False
-    if is_model_class(annotation):
-        return not _is_known_by_types(annotation)
-    if isinstance(annotation, TypeAliasType):
-        return _has_validator(annotation.__value__)
-    parts = get_args(annotation)
-    if get_origin(annotation) is Annotated:
-        parts, metadata = parts[:1], parts[1:]
-        if any(isinstance(entry, _VALIDATORS) for entry in metadata):
-            return True
-    return any(map(_has_validator, parts))
-
-
 def _hides_arrays(annotation: Any) -> bool:
-    """The same for the values of one annotation."""
+    """Whether a value of an annotation may hold arrays that no validator of ours has copied."""
     if array_spec(annotation) is not None or annotation is None:
         return False
     if is_model_class(annotation):
@@ -433,6 +406,37 @@ def _hides_arrays(annotation: Any) -> bool:
         return _hides_arrays(inner) or any(isinstance(m, _EARLY_VALIDATORS) for m in metadata)
     parts = [part for part in arguments if part is not Ellipsis]
     return origin not in _CONTAINERS or any(map(_hides_arrays, parts))
+
+
+def _is_known_by_types(model: type[BaseModel]) -> bool:
+    """Whether a value that has the types of a valid one is valid: no validator of the author's is asked."""
+    decorators = model.__pydantic_decorators__
+    return not (
+        shows_caller(model)
+        or decorators.field_validators
+        or decorators.model_validators
+        or any(
+            _has_validator(info.annotation)
+            or any(isinstance(entry, _VALIDATORS) for entry in info.metadata)
+            for info in model.model_fields.values()
+        )
+    )
+
+
+def _has_validator(annotation: Any) -> bool:
+    """Whether a validator of the author's is asked about a value of an annotation."""
+    if array_spec(annotation) is not None:
+        return False
+    if is_model_class(annotation):
+        return not _is_known_by_types(annotation)
+    if isinstance(annotation, TypeAliasType):
+        return _has_validator(annotation.__value__)
+    parts = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        parts, metadata = parts[:1], parts[1:]
+        if any(isinstance(entry, _VALIDATORS) for entry in metadata):
+            return True
+    return any(map(_has_validator, parts))
 
 
 def _recursive(model: type[BaseModel], open_models: list[type[BaseModel]]) -> DefinitionError:

@@ -355,7 +355,7 @@ def batched_product(
         `{path: array with a leading batch axis}`.
 
     Raises:
-        InputError: the vectors' batches have different lengths, or there is none.
+        InputError: the vectors' batches have different lengths, or there are no vectors.
     """
     if can_batch:
         return dict(product_fn(inputs, input_paths, output_paths, vector, batched=True))

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 import numpy as np
 from pydantic import Field
 
-from chainrule._errors import DefinitionError
+from chainrule._errors import DefinitionError, missing_dependency
 from chainrule.runtime._component._definition import hash_files
 from chainrule.runtime._schema import Bounds, array_type
 from chainrule.runtime._schema._spec import known_units, make_spec
@@ -230,10 +230,7 @@ def _read(path: Path) -> tuple[Any, dict[str, str]]:
     try:
         import fmpy
     except ImportError as error:
-        raise DefinitionError(
-            f"FMUs need the package {error.name}: pip install 'chainrule[fmi]'.",
-            code="not_installed",
-        ) from error
+        raise missing_dependency("FMUs need", error.name, "'chainrule[fmi]'") from error
     try:
         source = fmpy.read_model_description(str(path), validate=False)
         with zipfile.ZipFile(path) as archive:

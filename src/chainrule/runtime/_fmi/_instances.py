@@ -27,6 +27,7 @@ from chainrule._files import Scratch
 from chainrule.runtime._fmi._description import Description, Interface, Variable, split, total
 
 _log = logging.getLogger(__name__)
+# The working folder belongs to the whole process: one thread at a time changes it, and changes it back.
 _loading = threading.Lock()
 """FMPy changes the working directory of the process while it loads a library."""
 _LEVELS = (logging.DEBUG, logging.WARNING, logging.WARNING, logging.ERROR, logging.ERROR)
@@ -58,6 +59,7 @@ class Instances(Generic[T]):
 
         self._call_error = FMICallException
         is_single = description.facts(interface).canBeInstantiatedOnlyOncePerProcess
+        # Held for a whole call: such a library has one instance for all callers.
         self._turn: Any = threading.Lock() if is_single else contextlib.nullcontext()
 
     @contextlib.contextmanager

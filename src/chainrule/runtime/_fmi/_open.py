@@ -131,4 +131,5 @@ def _definition(
         implementations=implementations,
         function=program.apply,
         content_hash=description.content_hash(),
+        framework="fmi",
     )

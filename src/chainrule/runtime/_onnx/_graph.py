@@ -19,6 +19,8 @@ import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, numpy_helper
 from onnx.helper import get_attribute_value
 
+from chainrule.runtime._onnx._learners import LEARNERS
+
 
 class Node:
     """One node, as its operator sees it.
@@ -30,7 +32,7 @@ class Node:
     """
 
     def __init__(self, proto: NodeProto, opset: int) -> None:
-        self.operator = proto.op_type
+        self.operator = _operator(proto)
         self.inputs = list(proto.input)
         self.results = list(proto.output)
         self.outputs = len(self.results)
@@ -62,6 +64,11 @@ def _attribute(attribute: AttributeProto) -> Any:
     return numpy_helper.to_array(value) if attribute.type == AttributeProto.TENSOR else value
 
 
+def _operator(proto: NodeProto) -> str:
+    """The name of an operator, behind that of its set where that is not the standard one."""
+    return proto.op_type if proto.domain in ("", "ai.onnx") else f"{proto.domain}:{proto.op_type}"
+
+
 class Graph:
     """The graph of a model.
 
@@ -76,9 +83,9 @@ class Graph:
         protos = list(model.graph.node)
         self.unknown = sorted(
             {
-                f"{n.domain + ':' if n.domain else ''}{n.op_type}-{versions.get(n.domain, 0)}"
+                f"{_operator(n)}-{versions.get(n.domain, 0)}"
                 for n in protos
-                if n.op_type not in OPERATORS or n.domain not in ("", "ai.onnx")
+                if _operator(n) not in OPERATORS
             }
         )
         opset = versions.get("", versions.get("ai.onnx", 0))
@@ -160,7 +167,10 @@ def _gelu(node: Any, x: Any) -> Any:
 def _cast(node: Any, x: Any) -> Any:
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    dtype = tensor_dtype_to_np_dtype(node.get("to"))
+    return _as_type(node, x, tensor_dtype_to_np_dtype(node.get("to")))
+
+
+def _as_type(node: Any, x: Any, dtype: Any) -> Any:
     return x.astype(dtype if node.np is np else jax.dtypes.canonicalize_dtype(dtype))
 
 
@@ -342,6 +352,16 @@ def _global(name: str) -> Operator:
     return lambda node, x: getattr(jnp, name)(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
 
+def _extreme_place(name: str) -> Operator:
+    def place(node: Any, x: Any) -> Any:
+        if node.get("select_last_index", 0):
+            raise NotImplementedError("the last of several places")
+        axis, keeps = node.get("axis", 0), bool(node.get("keepdims", 1))
+        return _as_type(node, getattr(node.np, name)(x, axis, keepdims=keeps), np.int64)
+
+    return place
+
+
 def _cumulated(node: Any, x: Any, axis: Any) -> Any:
     axis = int(node.static(axis).reshape(()))
     found = jnp.flip(x, axis) if node.get("reverse", 0) else x
@@ -397,6 +417,8 @@ OPERATORS: dict[str, Operator] = {
     "ReduceProd": _reduction(lambda np, x, **k: np.prod(x, **k)),
     "ReduceSum": _reduction(lambda np, x, **k: np.sum(x, **k)),
     "ReduceSumSquare": _reduction(lambda np, x, **k: np.sum(x * x, **k)),
+    "ArgMax": _extreme_place("argmax"),
+    "ArgMin": _extreme_place("argmin"),
     "CumSum": _cumulated,
     # shapes and indices
     "Cast": _cast,
@@ -428,4 +450,5 @@ OPERATORS: dict[str, Operator] = {
     "GlobalMaxPool": _global("max"),
     "LayerNormalization": _layer_normalization,
     "MaxPool": _max_pool,
+    **LEARNERS,
 }  # fmt: skip

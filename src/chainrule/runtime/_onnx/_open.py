@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field, create_model
 
-from chainrule._errors import DefinitionError
+from chainrule._errors import DefinitionError, missing_dependency
 from chainrule.runtime._component._definition import Definition, Implementation, hash_files
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._functions import recipe_implementations
@@ -52,7 +52,8 @@ def from_onnx(
         operators that are not supported in JAX, or gives other results there.
 
     Raises:
-        DefinitionError: the file is no model (`bad_onnx`), or a package is missing (`not_installed`).
+        DefinitionError: the file is no model (`bad_onnx`).
+        CapabilityError: a package is missing (`missing_dependency`).
     """
     path = Path(path)
     session = _session(path)
@@ -76,6 +77,7 @@ def from_onnx(
         function=implementations["apply"].function,
         content_hash=hash_files([("onnx", path)]),
         jax_function=traceable,
+        framework="onnx",
     )
     return LocalComponent(definition, config)
 
@@ -85,10 +87,7 @@ def _session(path: Path) -> Any:
         import onnx  # noqa: F401
         import onnxruntime
     except ImportError as error:
-        raise DefinitionError(
-            f"ONNX models need the package {error.name}: pip install 'chainrule[onnx]'.",
-            code="not_installed",
-        ) from error
+        raise missing_dependency("ONNX models need", error.name, "'chainrule[onnx]'") from error
     if not path.is_file():
         raise DefinitionError(f"There is no file {path}.", code="bad_onnx")
     try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 from pydantic import (
@@ -27,8 +27,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from chainrule._codec import BinrefWriter, encode_array
-from chainrule._errors import DefinitionError
+from chainrule._codec import BinrefWriter, Encoding, encode_array
+from chainrule._errors import DefinitionError, InputError
 from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import _problems
 from chainrule.runtime._schema._spec import ArraySpec, castable_dtypes, make_spec
@@ -278,7 +278,7 @@ class _ShapeOf:
 
 def _from_array(value: Any) -> Any:
     """The shape and dtype of an array: NumPy's, JAX's, `jax.ShapeDtypeStruct`, or numbers written out."""
-    if isinstance(value, bool | int | float | complex | list | tuple):
+    if isinstance(value, bool | int | float | complex | list | tuple | None):
         value = coerce(value).array
     if isinstance(value, ShapeDType) or not hasattr(value, "shape"):
         return value
@@ -300,13 +300,20 @@ def serialize_array(spec: ArraySpec) -> core_schema.SerSchema:
         array = value if isinstance(value, np.ndarray | np.generic) else np.asarray(value, dtype)
         # As in `array_encoding`, or as in `output_format`: "binref" or "json+binref".
         encoding = context.get("array_encoding", "json").removeprefix("json+")
+        if encoding not in get_args(Encoding):
+            raise InputError(
+                f"array_encoding is one of {', '.join(get_args(Encoding))}; found {encoding!r}.",
+                code="bad_option",
+            )
         compression = context.get("compression")
         writer = context.get("writer")
         if encoding != "binref" or writer is not None:
             return encode_array(array, encoding=encoding, compression=compression, writer=writer)
         # A model that is dumped outside of a component: into `base_dir`, or the configured folder.
         folder = context.get("base_dir") or get_config().output_path
-        with BinrefWriter(folder, compression=compression) as own:
+        with BinrefWriter(
+            folder, run=context.get("binref_dir") or "", compression=compression
+        ) as own:
             return encode_array(array, encoding="binref", compression=compression, writer=own)
 
     return core_schema.plain_serializer_function_ser_schema(

@@ -1,8 +1,7 @@
 """The Jacobian of a JAX function: dense, or sparse from a few products.
 
 `jax_jacobian` goes by forward mode, reverse mode, elimination or compressed products: `chainrule.elimination`
-estimates what each would take and chooses. Estimates can be wrong; what is really fastest is measured, when
-asked for, once per program and shapes.
+estimates what each would take and chooses, or measures it when asked to, once per program and shapes.
 
 `jax_sparse_jacobian` proves from the program where entries are, or is told. Columns (or rows) that cannot
 overlap share one JVP (or VJP), whichever needs fewer; all products run as one batch in one compiled call.
@@ -11,19 +10,17 @@ overlap share one JVP (or VJP), whichever needs fewer; all products run as one b
 from __future__ import annotations
 
 import logging
-import math
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from chainrule._codec import SparseArray
-from chainrule._errors import CapabilityError
+from chainrule._errors import CapabilityError, InputError
 from chainrule._jaxpr import derivative_pattern
 from chainrule._lru_cache import LRUCache
 from chainrule._patterns import Pattern
@@ -33,9 +30,13 @@ from chainrule.runtime.jax_recipes._programs import Narrowed, Selection, narrow,
 logger = logging.getLogger(__name__)
 
 Mode = Literal["auto", "forward", "reverse", "elimination", "measure"]
+Method = Literal["auto", "planned", "elimination", "jacrev", "jacfwd", "compressed"]
 
-_CANDIDATES: tuple[Mode, ...] = ("forward", "reverse", "elimination")
-_measured: LRUCache[Any, Mode] = LRUCache(256)
+_METHODS: dict[Mode, Method] = {
+    "auto": "auto", "forward": "jacfwd", "reverse": "jacrev", "elimination": "elimination",
+}  # fmt: skip
+SWEEPS: dict[str, Callable[..., Any]] = {"jacrev": jax.jacrev, "jacfwd": jax.jacfwd}
+_measured: LRUCache[Any, Method] = LRUCache(256)
 
 
 def jax_jacobian(
@@ -55,79 +56,54 @@ def jax_jacobian(
         jac_outputs: paths of the outputs.
         mode: how to accumulate. `"auto"` takes what `chainrule.elimination.jacobian` estimates to be
             fastest: forward or reverse mode, vertex elimination, or products compressed by colouring.
-            `"measure"` compiles forward, reverse and elimination at the first call with these shapes, times
-            them and keeps the fastest.
+            `"measure"` compiles and times these at the first call with these shapes, and keeps the fastest
+            (`explain_jacobian(measure=True)`).
 
     Returns:
         `{output path: {input path: array of output shape + input shape}}`.
 
     Raises:
         PathError: a path does not exist or is not an array.
+        InputError: there is no such mode (`unknown_method`).
     """
-    if mode == "measure":
-        mode = _fastest(apply_jit, inputs, jac_inputs, jac_outputs)
-    program, arrays = prepare(_jacobian, apply_jit, inputs, jac_inputs, jac_outputs, mode)
+    if mode not in get_args(Mode):
+        raise InputError(
+            f"There is no mode {mode!r}; it is one of {', '.join(map(repr, get_args(Mode)))}.",
+            code="unknown_method",
+        )
+    call = (apply_jit, inputs, jac_inputs, jac_outputs)
+    method = _fastest(*call) if mode == "measure" else _METHODS[mode]
+    program, arrays = prepare(_jacobian, *call, method)
     return program.run(arrays)
 
 
-def _fastest(*call: Any) -> Mode:
+def _fastest(*call: Any) -> Method:
+    """The method of the fastest candidate of `explain_jacobian`; `"auto"` where it cannot measure."""
+    from chainrule.elimination import explain_jacobian
+
     program, arrays = prepare(_jacobian, *call, "auto")
     key = (program.selection, tuple((np.shape(a), a.dtype) for a in arrays))
     known = _measured.get(key)
     if known is not None:
         return known
-    seconds: dict[Mode, float] = {}
-    for mode in _CANDIDATES:
-        program, _ = prepare(_jacobian, *call, mode)
-        try:
-            seconds[mode] = _time(partial(program.run, arrays))
-        except Exception as error:
-            # Not every program has every derivative: a while loop has no reverse mode.
-            logger.info("Jacobian by %s: not possible (%s)", mode, type(error).__name__)
-    if not seconds:
-        return "auto"
-    fastest = min(seconds, key=lambda mode: seconds[mode])
+    narrowed = narrow(program.selection, arrays)
+    fastest: Method = "auto"
+    try:
+        explained = explain_jacobian(_differentiated(narrowed), narrowed.primals, measure=True)
+    except (CapabilityError, InputError) as error:
+        logger.info("The ways of this Jacobian cannot be measured: %s", error)
+    else:
+        logger.info("The ways of this Jacobian:\n%s", explained)
+        seconds = {c.method: c.seconds for c in explained.candidates if c.seconds is not None}
+        fastest = cast(Method, min(seconds, key=seconds.__getitem__, default="auto"))
     _measured.put(key, fastest)
-    shown = ", ".join(f"{mode} {took * 1e3:.3g} ms" for mode, took in seconds.items())
-    logger.info("Jacobian by %s: %s", fastest, shown)
     return fastest
 
 
-def _time(call: Callable[[], Any], repeats: int = 3) -> float:
-    """The shortest of a few runs, the first (which compiles) aside."""
-    jax.block_until_ready(call())
-    took = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(call())
-        took.append(time.perf_counter() - start)
-    return min(took)
-
-
-def choose_mode(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> Mode:
-    """Forward or reverse, from the shapes and dtypes of the selected inputs and outputs.
-
-    Forward costs one evaluation per input element, reverse a little more than one per output element,
-    so forward takes ties. Complex numbers leave no choice: JAX pushes forward from real inputs and
-    pulls back from real outputs.
-    """
-    if any(jnp.iscomplexobj(output) for output in outputs.values()):
-        return "forward"
-    if any(jnp.iscomplexobj(array) for array in inputs.values()):
-        return "reverse"
-    return "forward" if _size(inputs) <= _size(outputs) else "reverse"
-
-
-def _size(arrays: Mapping[str, Any]) -> int:
-    return sum(math.prod(array.shape) for array in arrays.values())
-
-
-def _jacobian(selection: Selection, mode: Mode, arrays: Any) -> Any:
+def _jacobian(selection: Selection, method: Method, arrays: Any) -> Any:
     narrowed = narrow(selection, arrays)
     outputs, (exact, _) = jax.eval_shape(narrowed.function, narrowed.primals)
-    if mode == "auto" and _is_complex(narrowed.primals, outputs):
-        mode = choose_mode(narrowed.primals, outputs)
-    blocks = _accumulate(narrowed, mode, outputs) if narrowed.primals and outputs else {}
+    blocks = _accumulate(narrowed, method, outputs) if narrowed.primals and outputs else {}
     everything = narrowed.primals | narrowed.exact
     return {
         out_path: {
@@ -140,28 +116,30 @@ def _jacobian(selection: Selection, mode: Mode, arrays: Any) -> Any:
     }
 
 
-def _is_complex(*sides: Mapping[str, Any]) -> bool:
-    return any(jnp.iscomplexobj(array) for side in sides for array in side.values())
+def _differentiated(narrowed: Narrowed) -> Callable[[Any], Any]:
+    return lambda primals: narrowed.function(primals)[0]
 
 
-def _accumulate(narrowed: Narrowed, mode: Mode, outputs: Mapping[str, Any]) -> Any:
-    if mode in ("auto", "elimination"):
+def _accumulate(narrowed: Narrowed, method: Method, outputs: Mapping[str, Any]) -> Any:
+    has_complex = [
+        any(map(jnp.iscomplexobj, side.values())) for side in (narrowed.primals, outputs)
+    ]
+    if method == "auto" and any(has_complex):
+        # JAX pushes forward from real inputs and pulls back from real outputs.
+        method = "jacfwd" if has_complex[1] else "jacrev"
+    if method not in SWEEPS:
         from chainrule.elimination import jacobian
 
-        differentiated = jacobian(lambda primals: narrowed.function(primals)[0], method=mode)
         try:
-            return differentiated(narrowed.primals)
+            return jacobian(_differentiated(narrowed), method=method)(narrowed.primals)
         except CapabilityError:
-            if mode == "elimination":
+            if method != "auto":
                 raise
             # What elimination cannot take apart, reverse mode may still differentiate as a whole.
-            mode = "reverse"
-    transform = jax.jacfwd if mode == "forward" else jax.jacrev
-    holomorphic = all(
-        jnp.iscomplexobj(array) for array in (*narrowed.primals.values(), *outputs.values())
-    )
-    differentiated = transform(narrowed.function, has_aux=True, holomorphic=holomorphic)
-    return differentiated(narrowed.primals)[0]
+            method = "jacrev"
+    holomorphic = all(map(jnp.iscomplexobj, (*narrowed.primals.values(), *outputs.values())))
+    transform = SWEEPS[method](narrowed.function, has_aux=True, holomorphic=holomorphic)
+    return transform(narrowed.primals)[0]
 
 
 # --- sparse --------------------------------------------------------------------------------------

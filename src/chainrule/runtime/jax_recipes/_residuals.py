@@ -25,6 +25,7 @@ from chainrule._content_store import content_name
 from chainrule._partition import Static, is_array, seal
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime._residuals import ResidualStore, jax_residuals, own
+from chainrule.runtime._runs import count_reuse
 from chainrule.runtime.jax_recipes._programs import Selection, fit, is_inexact, zeros_like_all
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ def vjp_from_residuals(
         return None
     program = Selection(selection.apply_jit, selection.template)
     found = store.find(program, arrays) or _find_shared(store, program, arrays)
+    count_reuse("residuals", found=found is not None)
     if found is None:
         return None
     shapes, pull = found

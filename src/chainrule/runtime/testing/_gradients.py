@@ -302,7 +302,13 @@ def _pointwise(kind: DerivativeKind, found: np.ndarray, samples: Samples, rtol: 
         *_guesses(found, samples, wrong, noise),
     ]
     return Check(
-        kind.endpoint, "pointwise", not mismatches, found.size, "; ".join(parts), tuple(mismatches)
+        kind.endpoint,
+        "pointwise",
+        not mismatches,
+        found.size,
+        "; ".join(parts),
+        tuple(mismatches),
+        entries=tuple(zip(found.ravel().tolist(), expected.ravel().tolist(), strict=True)),
     )
 
 

@@ -28,16 +28,15 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from chainrule._codec import encode_array
+from chainrule._codec import decode_tree, encode_array
 from chainrule._describe import describe_array
 from chainrule._errors import CapabilityError, ChainruleError, InputError, TransportError
 from chainrule._paths import Key, Segment, join_path
 from chainrule._trees import is_arraylike, map_leaves
-from chainrule.runtime._component._document import Document, root_of
+from chainrule.runtime._component._document import Document
 from chainrule.runtime._component._failures import class_name
 from chainrule.runtime._component._isolation import without_package
 from chainrule.runtime._schema import number_kind
-from chainrule.runtime.testing._subject import decode_tree
 
 logger = logging.getLogger(__name__)
 
@@ -380,9 +379,6 @@ def _line(at: Where, text: str) -> str:
     return f"{join_path(*at) or 'the result'} {text}"
 
 
-_NO_DOCUMENT: Mapping[str, Any] = {"components": {"schemas": {}}}
-
-
 def with_defaults(component: Any, endpoint: str, expected: Any) -> Any:
     """Expected outputs with the defaults of the component's schema.
 
@@ -396,41 +392,13 @@ def with_defaults(component: Any, endpoint: str, expected: Any) -> Any:
         return expected
     schema = getattr(getattr(component, "local", None) or component, "output_schema", None)
     if schema is None:
-        schemas = getattr(component, "openapi_schema", _NO_DOCUMENT)["components"]["schemas"]
-        return _completed(expected, root_of(schemas, "outputs"), schemas)
+        document = Document(getattr(component, "openapi_schema", {}))
+        return document.with_defaults("outputs", expected)
     try:
         model = schema.model_validate(expected, context={"skip_path_checks": True})
     except ValidationError:
         return expected  # the comparison says what is wrong
     return _filled(expected, model)
-
-
-def _completed(expected: Any, node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
-    """What is expected as it was written, and what a node of a JSON schema says is there anyway."""
-    node = _only_member(Document.resolve(node, schemas), schemas)
-    fields = node.get("properties", {})
-    of_others = node.get("additionalProperties")
-    others = of_others if isinstance(of_others, Mapping) else {}
-    if isinstance(expected, Mapping):
-        stated = {name: Document.resolve(field, schemas) for name, field in fields.items()}
-        missing = {
-            name: field["default"]
-            for name, field in stated.items()
-            if name not in expected and "default" in field
-        }
-        return missing | {
-            name: _completed(value, stated.get(name, others), schemas)
-            for name, value in expected.items()
-        }
-    if isinstance(expected, list) and isinstance(node.get("items"), Mapping):
-        return [_completed(value, node["items"], schemas) for value in expected]
-    return expected
-
-
-def _only_member(node: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The one thing that an optional field may be besides null; a union of several says too little."""
-    members = [m for m in node.get("anyOf", ()) if m.get("type") != "null"]
-    return Document.resolve(members[0], schemas) if len(members) == 1 else node
 
 
 def _filled(expected: Any, model: Any) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
@@ -12,6 +13,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
+
+from chainrule._tables import Html, html_table
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,9 @@ class Mismatch:
         )
 
 
+Pairs = tuple[tuple[float, float], ...]
+
+
 @dataclass(frozen=True)
 class Check:
     """One test of one endpoint.
@@ -58,6 +64,8 @@ class Check:
         summary: one line for people.
         mismatches: entries that are wrong, worst first.
         error: the exception that an endpoint raised, if it did.
+        entries: pairs of what was found and expected, of a pointwise test.
+        remainders: pairs of a step and what a linear step leaves there, of a Taylor test.
     """
 
     endpoint: str
@@ -67,6 +75,8 @@ class Check:
     summary: str
     mismatches: tuple[Mismatch, ...] = ()
     error: BaseException | None = None
+    entries: Pairs = field(default=(), repr=False)
+    remainders: Pairs = field(default=(), repr=False)
 
     @classmethod
     def raised(cls, endpoint: str, test: str, error: BaseException) -> Check:
@@ -137,6 +147,8 @@ class GradientReport:
                     "count": check.count,
                     "summary": check.summary,
                     "mismatches": [str(m) for m in check.mismatches[:max_failures]],
+                    "entries": _some(check.entries),
+                    "remainders": _some(check.remainders),
                 }
                 for check in self.checks
             ],
@@ -178,29 +190,34 @@ class GradientReport:
         return f"<GradientReport: {self.verdict}>"
 
     def _repr_html_(self) -> str:
-        cell = '<td style="text-align:left">'
-        rows = "".join(
-            f"<tr>{cell}<code>{escape(check.endpoint)}</code></td>{cell}{check.test}</td>"
-            f"{cell}{'✓ passed' if check.passed else '<strong>✗ FAILED</strong>'}</td>"
-            f"{cell}{'<br>'.join(map(escape, [check.summary, *map(str, check.mismatches[:10])]))}</td></tr>"
+        rows: list[tuple[str, ...]] = [
+            (
+                Html(f"<code>{escape(check.endpoint)}</code>"),
+                check.test,
+                "✓ passed" if check.passed else Html("<strong>✗ FAILED</strong>"),
+                Html("<br>".join(map(escape, [check.summary, *map(str, check.mismatches[:10])]))),
+            )
             for check in self.checks
-        )
-        rows += "".join(
-            f"<tr>{cell}<code>{escape(each.endpoint)}</code></td>{cell}{each.test}</td>"
-            f"{cell}left out</td>{cell}{escape(each.reason)}</td></tr>"
+        ]
+        rows += [
+            (Html(f"<code>{escape(each.endpoint)}</code>"), each.test, "left out", each.reason)
             for each in self.left_out
-        )
-        head = "".join(
-            f'<th scope="col" style="text-align:left">{name}</th>'
-            for name in ("endpoint", "test", "result", "what was found")
-        )
-        return (
-            f"<p><strong>{'✓' if self.passed else '✗'} {escape(self.verdict)}</strong></p>"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        )
+        ]
+        verdict = f"{'✓' if self.passed else '✗'} {escape(self.verdict)}"
+        table = html_table(rows, head=("endpoint", "test", "result", "what was found"))
+        return f"<p><strong>{verdict}</strong></p>{table}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.table()
+
+
+_MOST_PAIRS = 400
+
+
+def _some(pairs: Pairs) -> list[list[float]]:
+    """Finite pairs as JSON has them, spread over all where they are many."""
+    finite = [list(pair) for pair in pairs if all(map(math.isfinite, pair))]
+    return finite[:: -(-len(finite) // _MOST_PAIRS) or 1]
 
 
 def _escape(text: str) -> str:

@@ -255,13 +255,15 @@ def check_taylor(endpoint: str, direction: Direction, slope: float) -> Check:
     # Rounding of x + h v moves φ as well, by about the unit times the slope. A remainder that is not
     # a number counts as large.
     above_rounding = ~(remainders <= 4 * (direction.noise + 8 * direction.unit * abs(slope)))
+    pairs = tuple(zip(steps.tolist(), remainders.tolist(), strict=True))
     if steps.size < 2:
         summary = "skipped: the component refuses inputs around this point"
         return Check(endpoint, "taylor", True, 0, summary)
     if above_rounding.sum() < 2:
         summary = "the remainder is rounding error"
-        return Check(endpoint, "taylor", not above_rounding[-1], steps.size, summary)
+        passed = not above_rounding[-1]
+        return Check(endpoint, "taylor", passed, steps.size, summary, remainders=pairs)
     (h, smaller_h), (large, small) = steps[above_rounding][-2:], remainders[above_rounding][-2:]
     order = float(np.log(large / small) / np.log(h / smaller_h))
     summary = f"the remainder is of order {order:.2f} (2 when the derivative is right)"
-    return Check(endpoint, "taylor", order > MIN_ORDER, steps.size, summary)
+    return Check(endpoint, "taylor", order > MIN_ORDER, steps.size, summary, remainders=pairs)

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from chainrule._codec import decode_array, is_encoded_array
+from chainrule._codec import decode_tree
 from chainrule._describe import describe_value
 from chainrule._endpoints import Side
 from chainrule._errors import InputError
-from chainrule._trees import expand_pattern, get_at_path, map_leaves, set_at_path
+from chainrule._trees import expand_pattern, get_at_path, set_at_path
 from chainrule.runtime._component._document import Document
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._sampler import Narrowed
@@ -143,15 +143,6 @@ def _inputs_in(payload: Any) -> Any:
             code="bad_payload",
         )
     return payload["inputs"] if set(payload) == {"inputs"} else payload
-
-
-def decode_tree(tree: Any) -> Any:
-    """Nested data with every encoded array turned into a NumPy array."""
-
-    def decode(leaf: Any) -> Any:
-        return decode_array(leaf) if is_encoded_array(leaf) else leaf
-
-    return map_leaves(decode, tree, is_leaf=is_encoded_array)
 
 
 def _validated(component: Any, tree: Any) -> Any:

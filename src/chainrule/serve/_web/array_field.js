@@ -1,8 +1,9 @@
 // The editor of one array: a number, a grid of numbers, or text with a file next to it.
 
-import { complexText, describe, formatNumber, fromFlat, fromNested, isComplex, parseNumber, parseText, readNpy, sizeOf, toNested, toNumber } from "./arrays.js";
+import { complexText, describe, formatNumber, fromFlat, fromNested, isArray, isComplex, parseNumber, parseText, readNpy, sizeOf, toNested, toNumber } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
 import { toJson } from "./json.js";
+import { gradientPicture, thumbnail } from "./thumbnails.js";
 
 const GRID_ROWS = 12, GRID_COLUMNS = 8;
 
@@ -19,7 +20,7 @@ const fitsGrid = ({ shape, dtype }) =>
     (shape.length === 2 && shape[0] <= GRID_ROWS && shape[1] <= GRID_COLUMNS));
 
 export class ArrayEditor {
-  /** @param facts of the declaration, see schema.js  @param start nested lists, or undefined */
+  /** @param facts of the declaration, see schema.js  @param start nested lists, an array, or undefined */
   constructor(facts, start, label) {
     this.facts = facts;
     this.id = newId();
@@ -28,9 +29,32 @@ export class ArrayEditor {
     this.body = h("div", { class: "array-body" });
     this.shapeTag = h("span", { class: "muted small", role: "status" });
     this.modeButton = button("as text", () => this.#switchMode(), { class: "link" });
+    this.picture = h("div", { class: "array-picture" });
     this.element = h("div", { class: "array" }, this.body);
-    if (facts.shape?.length !== 0) this.element.append(this.#tools());
-    this.#show(start === undefined ? startingArray(facts) : fromNested(start, facts.dtype));
+    if (facts.shape?.length !== 0) this.element.append(this.#tools(), this.picture);
+    this.body.addEventListener("change", () => this.#redraw());
+    this.#show(start === undefined ? startingArray(facts) : isArray(start) ? start : fromNested(start, facts.dtype));
+  }
+
+  /** Tint every cell by how strongly a number reacts to it. */
+  showGradient(gradient) {
+    const cells = [...this.body.querySelectorAll("input")];
+    if (cells.length !== gradient.data.length) return;
+    const largest = Math.max(...Array.from(gradient.data, Math.abs)) || 1;
+    cells.forEach((cell, i) => {
+      cell.dataset.slope = gradient.data[i] < 0 ? "falls" : "grows";
+      cell.style.setProperty("--slope", `${Math.round((45 * Math.abs(gradient.data[i])) / largest)}%`);
+    });
+  }
+
+  #redraw() {
+    let picture = null;
+    try {
+      picture = thumbnail(this.read());
+    } catch {
+      // What cannot be read has no picture; the run says why.
+    }
+    this.picture.replaceChildren(picture ?? "");
   }
 
   /** The array as typed; throws with a message for people. */
@@ -62,6 +86,8 @@ export class ArrayEditor {
     this.mode = mode ?? (array.shape.length === 0 && !isComplex(array) ? "scalar" : fitsGrid(array) ? "grid" : "text");
     this.body.replaceChildren({ scalar: () => this.#scalar(array), grid: () => this.#grid(array), text: () => this.#text(array) }[this.mode]());
     this.#showShape(array);
+    this.#redraw();
+    this.element.dispatchEvent(new Event("input", { bubbles: true }));
     this.modeButton.textContent = this.mode === "grid" ? "as text" : "as grid";
     this.modeButton.hidden = this.mode !== "grid" && !fitsGrid(array);
   }
@@ -174,6 +200,26 @@ export class ArrayEditor {
     this.element.append(panel);
     shape.focus();
   }
+}
+
+/** The gradient of a number by an array, in figures and as a picture; `editor` has its values, if they are known. */
+export function gradientNote(gradient, editor, { label, number }) {
+  const text = gradient.shape.length ? largestText(gradient) : formatNumber(gradient.data[0], 4);
+  let array = null;
+  try {
+    array = editor?.read() ?? null;
+  } catch {
+    // Without its values a gradient is drawn by itself.
+  }
+  const picture = gradient.shape.length ? gradientPicture(array, gradient) : null;
+  return h("div", { class: "gradient" }, h("p", {}, h("span", { class: "tag" }, "∂"), ` ${number} by ${label}: ${text}`), picture);
+}
+
+function largestText({ shape, data }) {
+  const at = data.reduce((best, slope, i) => (Math.abs(slope) > Math.abs(data[best]) ? i : best), 0);
+  let rest = at;
+  const index = [...shape].reverse().map((size) => { const i = rest % size; rest = Math.floor(rest / size); return i; }).reverse();
+  return data.length ? `largest ${formatNumber(data[at], 4)} at [${index.join(", ")}]` : "no values";
 }
 
 const gaussian = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());

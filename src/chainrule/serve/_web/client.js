@@ -1,5 +1,6 @@
 // Talking to the server: every call carries the token, every run is a job that can be watched.
 
+import { saveFile } from "./dom.js";
 import { parseJson, toJson } from "./json.js";
 
 const ARRAYS = "application/json+base64, application/json;q=0.5";
@@ -67,6 +68,20 @@ export class Client {
   async textFromServer(path) {
     const answer = await this.#fetch(new URL(path, this.root));
     return answer.ok ? answer.text() : "";
+  }
+
+  /** Put a file into the folder that the component reads from; its path there. */
+  async upload(file, maxBytes) {
+    if (file.size > maxBytes) throw new Error(`it has ${file.size} bytes; the server takes ${maxBytes}.`);
+    const answer = await this.#fetch(new URL(`files?name=${encodeURIComponent(file.name)}`, this.root), { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file });
+    return (await this.#read(answer)).path;
+  }
+
+  /** Let the user save a file that the component wrote. */
+  async download(path) {
+    const answer = await this.#fetch(new URL(`files?path=${encodeURIComponent(path)}`, this.root));
+    if (!answer.ok) await this.#read(answer);
+    saveFile(path.split("/").at(-1), await answer.blob());
   }
 
   async cancel(id) {

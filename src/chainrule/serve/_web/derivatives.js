@@ -90,7 +90,10 @@ export class Derivatives {
     try {
       const rest = this.#request();
       const answer = await this.session.run(this.mode, point.inputs, rest);
-      if (answer) this.results.replaceChildren(...this.#show(decodeTree(answer)));
+      if (!answer) return;
+      const found = decodeTree(answer);
+      this.results.replaceChildren(...this.#show(found));
+      if (this.mode === "vector_jacobian_product") this.session.showGradient({ arrays: found, number: this.#numberName(), value: this.#number(), inputs: point.inputs });
     } catch (error) {
       this.session.say(error.message, true);
     }
@@ -123,6 +126,16 @@ export class Derivatives {
     return fromFlat(shape, dtype, Array.from({ length: size }, (_, i) => Number(i === flat)));
   }
 
+  /** The number that was differentiated, at the point. */
+  #number() {
+    const { data } = this.#weights(this.#chosenOutput());
+    return this.#chosenOutput().data.reduce((sum, value, i) => sum + value * data[i], 0);
+  }
+
+  #numberName() {
+    return this.reduction.hidden ? this.output.value : `${REDUCTIONS.find(([kind]) => kind === this.reduction.value)[1]} ${this.output.value}`;
+  }
+
   #show(result) {
     const { schema } = this.session;
     const above = (path) => unitsAt(schema, schema.outputs, path);
@@ -144,8 +157,7 @@ export class Derivatives {
       return { label: path, value: change };
     });
     entries.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
-    const number = this.reduction.hidden ? this.output.value : `${REDUCTIONS.find(([kind]) => kind === this.reduction.value)[1]} ${this.output.value}`;
-    const title = `How ${number} changes when an input grows by 1 %, strongest first.`;
+    const title = `How ${this.#numberName()} changes when an input grows by 1 %, strongest first.`;
     return h("article", { class: "card" }, h("header", {}, h("h3", {}, "Sensitivities"), units && h("span", { class: "unit" }, units)), h("p", { class: "help" }, title), bars(entries, { label: "sensitivities" }));
   }
 }

@@ -1,9 +1,10 @@
 // A form from a schema. Every field reads its value, shows errors where they belong, and finds a part of itself.
 
-import { ArrayEditor } from "./array_field.js";
-import { encode, formatNumber, isArray, isComplex, parseNumber, simplest, toNested } from "./arrays.js";
+import { ArrayEditor, gradientNote } from "./array_field.js";
+import { decodeTree, encode, formatNumber, isArray, isComplex, parseNumber, simplest, toNested } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
 import { parseJson, toJson } from "./json.js";
+import { markdown } from "./markdown.js";
 import { describeArray } from "./schema.js";
 
 /** A value that cannot be read from the form, and the field that holds it. */
@@ -18,8 +19,25 @@ export class FieldError extends Error {
 export class Form {
   constructor(schema) {
     this.schema = schema;
-    this.root = makeField(schema, schema.inputs, "", undefined, "inputs");
-    this.element = h("div", { class: "form" }, this.root instanceof ModelField ? this.root.body : this.root.element);
+    this.element = h("div", { class: "form" });
+    this.fill();
+  }
+
+  /** Show inputs as they were sent; without any those that the form begins with. */
+  fill(payload) {
+    this.root = makeField(this.schema, this.schema.inputs, "", payload === undefined ? undefined : decodeTree(payload), "inputs");
+    this.element.replaceChildren(this.root instanceof ModelField ? this.root.body : this.root.element);
+  }
+
+  /** Let fields show the gradient of a number, by path; without one they show none. */
+  showGradient(gradient = null) {
+    for (const place of this.element.querySelectorAll(".gradient")) place.remove();
+    for (const cell of this.element.querySelectorAll("[data-slope]")) {
+      delete cell.dataset.slope;
+      cell.style.removeProperty("--slope");
+    }
+    if (!gradient) return;
+    for (const [path, array] of Object.entries(gradient.arrays)) this.root.locate(keysOf(path)).showGradient?.(array, gradient);
   }
 
   /** The inputs with arrays as `{shape, dtype, data}`; throws a FieldError after every wrong field is marked. */
@@ -30,6 +48,29 @@ export class Form {
     for (const error of errors) error.field.showError(error.message);
     if (errors.length) throw errors[0];
     return inputs;
+  }
+
+  /** The inputs as `read` gives them, or null where something is wrong; nothing is marked. */
+  peek() {
+    const errors = [];
+    const inputs = readField(this.root, errors);
+    return errors.length ? null : inputs;
+  }
+
+  /** Put arrays into the fields at their paths, and leave the others as they are. */
+  set(arrays) {
+    const payload = toPayload(this.peek() ?? {});
+    for (const [path, array] of Object.entries(arrays)) {
+      const keys = keysOf(path);
+      const parent = keys.slice(0, -1).reduce((node, key) => node[key], payload);
+      parent[keys.at(-1)] = encode(array);
+    }
+    this.fill(payload);
+  }
+
+  /** The bounds of the field at a path, in words. */
+  boundsAt(path) {
+    return limits(this.root.locate(keysOf(path)).node);
   }
 
   /** Paths of the inputs that are left to the author's default. */
@@ -63,6 +104,9 @@ export class Form {
   }
 }
 
+/** The keys of a path such as `parts.[0].{a}.x`. */
+export const keysOf = (path) => [...path.matchAll(/\[(\d+)\]|\{([^}]*)\}|([^.]+)/g)].map(([, index, key, name]) => (index === undefined ? key ?? name : Number(index)));
+
 /** Inputs as they are sent. */
 export function toPayload(value) {
   if (isArray(value)) return encode(value);
@@ -91,7 +135,7 @@ class Field {
     this.node = node;
     this.label = label;
     this.spoken = spoken;
-    this.start = start ?? node.default;
+    this.start = start === undefined ? node.default : start;
     this.id = newId();
     this.errorPlace = h("p", { class: "error", role: "alert", id: `${this.id}-error` });
   }
@@ -100,12 +144,13 @@ class Field {
   frame(control, { type = "", tags = [], target = this.id, isCompact = false } = {}) {
     this.body = control;
     const help = [this.node.description, limits(this.node)].filter(Boolean).join(" · ");
+    const isProse = /[`*\n[]/.test(help);
     this.element = h(
       "div",
       { class: isCompact && this.label ? "field compact" : "field" },
       this.label && h("div", { class: "field-head" }, h("label", { for: target }, this.label), h("span", { class: "type" }, type), tags),
       control,
-      help && h("p", { class: "help" }, help),
+      help && (isProse ? h("div", { class: "help" }, markdown(help)) : h("p", { class: "help" }, help)),
       this.errorPlace,
     );
     return this;
@@ -159,6 +204,42 @@ function bounds(node) {
   });
 }
 
+/** The smallest and largest value of a number that is bounded on both sides, or null. */
+export function rangeOf(node) {
+  const found = bounds(node);
+  const side = (signs) => found.filter(({ sign }) => signs.includes(sign)).map(({ bound, sign }) => [bound, sign.length === 1 && "<>".includes(sign)]);
+  const [low] = side("≥>").sort((a, b) => b[0] - a[0]), [high] = side("≤<").sort((a, b) => a[0] - b[0]);
+  if (!low || !high || !(high[0] > low[0]) || !Number.isFinite(high[0] - low[0])) return null;
+  return { low: low[0], high: high[0], isOpenBelow: low[1], isOpenAbove: high[1] };
+}
+
+const SLIDER_STEPS = 200;
+
+/** A slider beside the text of a bounded number; nothing for other numbers. */
+function sliderFor(input, node, spoken, isInteger) {
+  const range = rangeOf(node);
+  if (!range) return null;
+  const step = isInteger ? 1 : (range.high - range.low) / SLIDER_STEPS;
+  const [low, high] = [range.low + (range.isOpenBelow ? step : 0), range.high - (range.isOpenAbove ? step : 0)];
+  const follow = () => {
+    input.value = String(isInteger ? Math.round(slider.value) : Number(Number(slider.value).toPrecision(6)));
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  const slider = h("input", { type: "range", min: low, max: high, step: isInteger ? 1 : "any", "aria-label": `${spoken}: slider` });
+  slider.value = input.value;
+  slider.addEventListener("input", (event) => { event.stopPropagation(); follow(); });
+  // "any" lets the slider keep the exact number; the keys then need a step of their own.
+  slider.addEventListener("keydown", (event) => {
+    const sign = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key];
+    if (!sign || isInteger) return;
+    event.preventDefault();
+    slider.value = String(Math.min(high, Math.max(low, Number(slider.value) + sign * step)));
+    follow();
+  });
+  input.addEventListener("input", () => { if (Number.isFinite(Number(input.value))) slider.value = input.value; });
+  return slider;
+}
+
 const limits = (node) => bounds(node).map(({ bound, sign }) => `${sign} ${formatNumber(bound)}`).join(", ");
 
 class ModelField extends Field {
@@ -200,13 +281,22 @@ class ArrayField extends Field {
   constructor(schema, node, label, start, spoken) {
     super(schema, node, label, start, spoken);
     const facts = schema.classify(node);
-    this.editor = new ArrayEditor({ ...facts, exampleShape: schema.exampleShape(facts), exampleValue: clamp(1, node) }, plain(this.start), this.spoken);
+    this.editor = new ArrayEditor({ ...facts, exampleShape: schema.exampleShape(facts), exampleValue: clamp(1, node) }, isArray(this.start) ? this.start : plain(this.start), this.spoken);
     const tags = [
       facts.units && h("span", { class: "unit" }, facts.units),
       facts.isDifferentiable && h("span", { class: "tag", title: "differentiable" }, "∂"),
       this.editor.isGuess && h("span", { class: "muted small" }, "no default: an example"),
     ].filter(Boolean);
-    this.frame(this.editor.element, { type: describeArray(facts), tags, target: this.editor.id, isCompact: facts.shape?.length === 0 });
+    const isScalar = facts.shape?.length === 0;
+    this.frame(this.editor.element, { type: describeArray(facts), tags, target: this.editor.id, isCompact: isScalar });
+    const scalar = isScalar && this.editor.element.querySelector("input[type=text]");
+    if (scalar) this.editor.element.append(...[sliderFor(scalar, node, this.spoken, facts.dtype.includes("int"))].filter(Boolean));
+  }
+
+  /** Tint the cells by how strongly the number reacts to them, and say it in figures. */
+  showGradient(array, { number }) {
+    this.editor.showGradient(array);
+    this.element.append(gradientNote(array, this.editor, { label: this.spoken, number }));
   }
 
   read() {
@@ -228,7 +318,8 @@ class NumberField extends Field {
     const value = this.start ?? clamp(1, node);
     this.input = h("input", { id: this.id, type: "text", inputmode: isInteger ? "numeric" : "decimal", autocomplete: "off", value: String(value) });
     const units = node.units ?? node.unit;
-    this.frame(this.input, { type: node.type, tags: units ? [h("span", { class: "unit" }, units)] : [], isCompact: true });
+    const control = h("div", { class: "number-field" }, this.input, sliderFor(this.input, node, this.spoken, isInteger));
+    this.frame(control, { type: node.type, tags: units ? [h("span", { class: "unit" }, units)] : [], isCompact: true });
   }
 
   read() {
@@ -268,6 +359,33 @@ class TextField extends Field {
     super(schema, node, label, start, spoken);
     this.input = h("input", { id: this.id, type: "text", value: this.start ?? "" });
     this.frame(this.input, { type: node.format ?? "text", isCompact: true });
+  }
+
+  read() {
+    return this.input.value;
+  }
+}
+
+/** The path of a file that the component reads, relative to the folder that its operator grants. */
+class FileField extends Field {
+  constructor(schema, node, label, start, spoken) {
+    super(schema, node, label, start, spoken);
+    this.input = h("input", { id: this.id, type: "text", value: this.start ?? "", placeholder: "path of a file on the server" });
+    this.chooser = h("input", { type: "file", class: "visually-hidden", tabindex: "-1", "aria-label": `${this.spoken}: file to upload`, on: { change: () => this.#upload() } });
+    const choose = button("upload…", () => this.chooser.click(), { class: "link", "aria-label": `${this.spoken}: upload` });
+    this.frame(h("div", { class: "file-field" }, this.input, schema.upload ? [choose, this.chooser] : null), { type: "file" });
+  }
+
+  async #upload() {
+    const [file] = this.chooser.files;
+    this.chooser.value = "";
+    try {
+      this.input.value = await this.schema.upload(file);
+      this.input.dispatchEvent(new Event("input", { bubbles: true }));
+      this.errorPlace.textContent = "";
+    } catch (error) {
+      this.showError(`${file.name}: ${error.message}`);
+    }
   }
 
   read() {
@@ -340,6 +458,11 @@ class TickedField extends Field {
     const found = this.inner.locate(rest);
     return found === this.inner ? this : found;
   }
+
+  showGradient(array, gradient) {
+    if (this.box.checked) this.inner.showGradient?.(array, gradient);
+    else this.element.append(gradientNote(array, null, { label: this.spoken, number: gradient.number }));
+  }
 }
 
 class OptionalField extends TickedField {
@@ -355,9 +478,9 @@ class OptionalField extends TickedField {
 
 /** A field whose default the schema does not show, because a function of the author makes it. */
 class AuthorsDefaultField extends TickedField {
-  constructor(schema, node, label) {
-    super(schema, node, label);
-    this.build(node, false, { type: typeOf(schema, node), otherwise: "author's default" });
+  constructor(schema, node, label, start) {
+    super(schema, node, label, start);
+    this.build(node, start !== undefined, { type: typeOf(schema, node), otherwise: "author's default" });
   }
 
   get isLeftOut() {
@@ -386,9 +509,10 @@ class UnionField extends Field {
   }
 
   #startingMember(discriminator) {
-    const name = discriminator && plain(this.start)?.[discriminator.propertyName];
-    const index = this.members.findIndex(([, member]) => name && member.properties?.[discriminator.propertyName]?.const === name);
-    return Math.max(0, index);
+    const value = plain(this.start);
+    const name = discriminator && value?.[discriminator.propertyName];
+    const fits = ([, member]) => (discriminator ? name && member.properties?.[discriminator.propertyName]?.const === name : value !== undefined && fitsKind(this.schema.classify(member).kind, value));
+    return Math.max(0, this.members.findIndex(fits));
   }
 
   #choose(index) {
@@ -406,6 +530,19 @@ class UnionField extends Field {
     const direct = this.inner.locate([tag, ...rest]);
     const found = direct === this.inner && rest.length ? this.inner.locate(rest) : direct;
     return found === this.inner ? this : found;
+  }
+}
+
+/** Whether a value can be one of a kind of field. */
+function fitsKind(kind, value) {
+  const isObject = value !== null && typeof value === "object" && !Array.isArray(value);
+  switch (kind) {
+    case "integer": return typeof value === "bigint" || Number.isInteger(value);
+    case "number": return typeof value === "number";
+    case "boolean": return typeof value === "boolean";
+    case "text": case "file": return typeof value === "string";
+    case "model": case "dict": return isObject;
+    default: return !isObject && typeof value !== "string";
   }
 }
 
@@ -454,7 +591,7 @@ class SeveralField extends Field {
 
 const FIELDS = {
   model: ModelField, array: ArrayField, number: NumberField, integer: NumberField, boolean: BooleanField, text: TextField,
-  choice: ChoiceField, constant: ConstantField, json: JsonField, optional: OptionalField, union: UnionField,
+  file: FileField, choice: ChoiceField, constant: ConstantField, json: JsonField, optional: OptionalField, union: UnionField,
   list: SeveralField, tuple: SeveralField, dict: SeveralField,
 };
 
@@ -474,8 +611,8 @@ function makeField(schema, node, label, start, spoken = label) {
 /** The field of a model's field. */
 function makeChild(schema, node, name, start, isRequired) {
   const resolved = schema.resolve(node);
-  const isKnown = isRequired || start !== undefined || resolved.default !== undefined || "const" in resolved;
-  return isKnown ? makeField(schema, resolved, name, start) : new AuthorsDefaultField(schema, resolved, name);
+  const isKnown = isRequired || resolved.default !== undefined || "const" in resolved;
+  return isKnown ? makeField(schema, resolved, name, start) : new AuthorsDefaultField(schema, resolved, name, start);
 }
 
 /** A default in which arrays are lists: defaults of models hold them encoded. */

@@ -1,20 +1,41 @@
-// Results for the eye: numbers, curves, images and slices, by rank.
+// Results for the eye: a card for every leaf of a tree, tables for records.
 
-import { describe, formatNumber, formatTogether, isArray, isComplex, sizeOf, statistics, toNested, writeNpy } from "./arrays.js";
-import { button, h, saveFile, select } from "./dom.js";
+import { describe, formatNumber, formatTogether, fromFlat, isArray, isComplex, statistics, toNested, writeNpy } from "./arrays.js";
+import { arrayView } from "./array_view.js";
+import { button, h, saveFile } from "./dom.js";
 import { toJson } from "./json.js";
-import { bars, curve, image } from "./plots.js";
+import { markdown } from "./markdown.js";
 
-/** Cards of every leaf of a tree; `node` is its schema where there is one, else `unitsOf` a path may be known. */
-export function showTree(tree, { schema = null, node = null, path = "", isDiverging = false, unitsOf = () => undefined } = {}) {
-  if (isArray(tree) || tree === null || typeof tree !== "object") {
-    return [card(path, tree, schema && node ? facts(schema, node) : { units: unitsOf(path) }, isDiverging)];
-  }
+/**
+ * Cards of every leaf of a tree.
+ *
+ * `node` is its schema where there is one, else `unitsOf` a path may be known. `fileAt(name)` gives the control
+ * that fetches a file of the component. Arrays that are `onMesh` are drawn elsewhere, and have their numbers here.
+ */
+export function showTree(tree, { path = "", ...options } = {}) {
+  const { schema = null, node = null } = options;
+  if (isNumberList(tree)) return [card(path, fromFlat([tree.length], "float64", tree), options)];
+  if (isLeaf(tree) || isEmpty(tree) || isTextList(tree) || recordsOf(tree, schema, node)) return [card(path, tree, options)];
   return Object.entries(tree).flatMap(([key, value]) => {
     const inner = schema && node ? childNode(schema, node, key) : null;
     const name = Array.isArray(tree) ? `[${key}]` : key;
-    return showTree(value, { schema, node: inner, path: path ? `${path}.${name}` : name, isDiverging, unitsOf });
+    return showTree(value, { ...options, node: inner, path: path ? `${path}.${name}` : name });
   });
+}
+
+const isLeaf = (tree) => isArray(tree) || tree === null || typeof tree !== "object";
+const isEmpty = (tree) => Object.keys(tree).length === 0;
+const isNumberList = (tree) => Array.isArray(tree) && tree.length > 0 && tree.every((value) => typeof value === "number");
+const isTextList = (tree) => Array.isArray(tree) && tree.length > 0 && tree.every((value) => typeof value === "string");
+
+/** `[name, record]` of a list or dictionary of flat records, or nothing if it is none. */
+function recordsOf(tree, schema, node) {
+  const isDict = !Array.isArray(tree) && schema && node && schema.classify(schema.resolve(node)).kind === "dict";
+  if (!Array.isArray(tree) && !isDict) return null;
+  const isFlat = (value) => isLeaf(value) && !(isArray(value) && value.shape.length > 0);
+  const records = Object.entries(tree);
+  const areFlat = records.every(([, record]) => !isLeaf(record) && !Array.isArray(record) && !isEmpty(record) && Object.values(record).every(isFlat));
+  return areFlat ? records : null;
 }
 
 /** The units of the array at a path of a schema. */
@@ -32,74 +53,50 @@ function childNode(schema, node, key) {
 
 function facts(schema, node) {
   const found = schema.resolve(node);
-  return { units: schema.classify(found).units ?? found.units, description: found.description };
+  return { units: schema.classify(found).units ?? found.units, description: found.description, isFile: schema.classify(found).kind === "file" };
 }
 
-function card(path, value, { units, description }, isDiverging) {
-  const type = isArray(value) ? describe(value) : value === null ? "none" : typeof value;
+function card(path, value, { schema = null, node = null, isDiverging = false, unitsOf = () => undefined, fileAt = null, onMesh = new Set() }) {
+  const { units, description, isFile } = schema && node ? facts(schema, node) : { units: unitsOf(path) };
+  const type = typeName(value);
+  const place = h("article", { class: "card" });
   const head = h("header", {}, h("h3", {}, path || "result"), h("span", { class: "type" }, type), units && h("span", { class: "unit" }, units));
-  const body = isArray(value) ? showArray(value, path, units, isDiverging) : h("p", { class: "value" }, value === null ? "—" : String(value));
-  return h("article", { class: "card" }, head, description && h("p", { class: "help" }, description), body);
+  place.append(head, ...(description ? [h("div", { class: "help" }, markdown(description))] : []), ...body(value, { path, units, isDiverging, schema, node, file: isFile && fileAt, isElsewhere: onMesh.has(value) }));
+  if (isArray(value) && value.shape.length > 0 && value.data.length > 12 && !onMesh.has(value)) head.append(enlarger(place, path));
+  return place;
 }
 
-function showArray(array, label, units, isDiverging) {
-  if (isComplex(array)) return showComplex(array, label, units, isDiverging);
-  const body = h("div", {}, byRank(array, label, units, isDiverging));
-  if (array.shape.length === 0) return body;
-  return h("div", {}, body, summary(array), array.data.length ? tools(array, label) : null);
+function typeName(value) {
+  if (isArray(value)) return describe(value);
+  if (Array.isArray(value)) return `list of ${value.length}`;
+  return value === null ? "none" : typeof value === "object" ? "dict" : { string: "text", bigint: "integer", boolean: "yes / no" }[typeof value] ?? typeof value;
 }
 
-function byRank(array, label, units, isDiverging) {
-  const { shape, data } = array;
-  if (shape.length === 0) return h("p", { class: "value" }, formatNumber(data[0], 8), units && h("small", {}, ` ${units}`));
-  const values = Array.from(data);
-  if (sizeOf(shape) === 0) return h("p", { class: "muted" }, "no values");
-  if (shape.length === 1) {
-    const few = values.length <= 12;
-    const labelled = values.map((value, i) => ({ label: `[${i}]`, value }));
-    return few ? bars(labelled, { label }) : curve(values, { label });
-  }
-  if (shape.length === 2) return image(values, shape[0], shape[1], { label, isDiverging });
-  return slices(array, label, isDiverging);
+function body(value, { path, units, isDiverging, schema, node, file, isElsewhere }) {
+  if (isElsewhere) return [h("p", { class: "muted small" }, "Drawn on the mesh above."), isComplex(value) ? "" : summary(value), ...tools(value, path)];
+  if (isArray(value)) return arrayParts(value, path, units, isDiverging);
+  if (value === null) return [h("p", { class: "value" }, "—")];
+  if (typeof value === "string") return [h("p", { class: "value text" }, value), ...(file ? [file(value)] : [])];
+  if (typeof value !== "object") return [h("p", { class: "value" }, String(value))];
+  if (isEmpty(value)) return [h("p", { class: "muted" }, "no entries")];
+  if (isTextList(value)) return [h("ul", { class: "texts" }, value.map((text) => h("li", {}, text)))];
+  return [recordTable(recordsOf(value, schema, node), path)];
 }
 
-/** One image out of many: a slider for every axis but the last two. */
-function slices({ shape, data }, label, isDiverging) {
-  const leading = shape.slice(0, -2);
-  const [rows, columns] = shape.slice(-2);
-  const at = leading.map(() => 0);
-  const place = h("div");
-  const limits = statistics(data);
-  const draw = () => {
-    const start = at.reduce((flat, index, axis) => flat * leading[axis] + index, 0) * rows * columns;
-    const values = Array.from(data.slice(start, start + rows * columns));
-    place.replaceChildren(image(values, rows, columns, { label: `${label}[${at.join(", ")}]`, isDiverging, limits }));
-  };
-  const sliders = leading.map((size, axis) => {
-    const shown = h("output", {}, "0");
-    const slider = h("input", {
-      type: "range", min: 0, max: size - 1, value: 0, "aria-label": `${label}: position on axis ${axis}`,
-      on: { input: (event) => { at[axis] = Number(event.target.value); shown.textContent = event.target.value; draw(); } },
-    });
-    return h("label", { class: "slider" }, `axis ${axis}`, slider, shown);
-  });
-  draw();
-  return [h("div", { class: "sliders" }, sliders), place];
+/** The whole width for a card, and back. */
+function enlarger(place, path) {
+  const toggle = button("enlarge", () => {
+    const isWide = place.classList.toggle("wide");
+    toggle.textContent = isWide ? "reduce" : "enlarge";
+    toggle.setAttribute("aria-label", `${toggle.textContent} ${path}`);
+  }, { class: "link", "aria-label": `enlarge ${path}` });
+  return toggle;
 }
 
-const PARTS = {
-  absolute: (re, im) => Math.hypot(re, im), phase: (re, im) => Math.atan2(im, re), real: (re) => re, imaginary: (_, im) => im,
-};
-
-function showComplex(array, label, units, isDiverging) {
-  const place = h("div");
-  const draw = (part) => {
-    const data = Float64Array.from({ length: sizeOf(array.shape) }, (_, i) => PARTS[part](array.data[2 * i], array.data[2 * i + 1]));
-    place.replaceChildren(byRank({ ...array, dtype: "float64", data }, `${part}(${label})`, units, isDiverging || part !== "absolute"));
-  };
-  draw("absolute");
-  const choice = select(Object.keys(PARTS).map((part) => [part, part]), draw, { "aria-label": `${label}: part shown` });
-  return h("div", {}, choice, place, tools(array, label));
+function arrayParts(array, label, units, isDiverging) {
+  const shown = arrayView(array, label, { units, isDiverging });
+  if (array.shape.length === 0) return [shown];
+  return [shown, ...(isComplex(array) ? [] : [summary(array)]), ...(array.data.length ? tools(array, label) : [])].filter(Boolean);
 }
 
 function summary({ data }) {
@@ -116,7 +113,7 @@ function tools(array, label) {
   const place = h("div");
   const numbers = button("numbers", () => {
     const isOpen = place.hasChildNodes();
-    place.replaceChildren(...(isOpen ? [] : [table(array)]));
+    place.replaceChildren(...(isOpen ? [] : [table(array, label)]));
     numbers.setAttribute("aria-expanded", String(!isOpen));
   }, { class: "link", "aria-expanded": "false" });
   return [
@@ -129,11 +126,28 @@ function tools(array, label) {
 const SHOWN = 100;
 
 /** The first rows and columns as numbers. */
-function table({ shape, data }) {
+function table({ shape, data }, label) {
   const columns = shape.length === 1 ? 1 : shape[shape.length - 1];
   const rows = data.length / columns;
   const line = (row) => h("tr", {}, h("th", { scope: "row" }, String(row)), Array.from(data.slice(row * columns, row * columns + Math.min(columns, SHOWN)), (value) => h("td", { class: "number" }, formatNumber(value, 7))));
   const shown = Array.from({ length: Math.min(rows, SHOWN) }, (_, row) => line(row));
   const more = rows > SHOWN || columns > SHOWN ? h("p", { class: "muted small" }, `the first ${SHOWN} of ${rows} × ${columns}`) : null;
-  return h("div", { class: "numbers", tabindex: "0" }, h("table", {}, h("tbody", {}, shown)), more);
+  return framed(label, h("table", {}, h("tbody", {}, shown)), more);
 }
+
+/** Records with one column for each of their names. */
+function recordTable(records, label) {
+  const names = [...new Set(records.flatMap(([, record]) => Object.keys(record)))];
+  const head = h("tr", {}, h("td"), names.map((name) => h("th", { scope: "col" }, name)));
+  const line = ([key, record]) => h("tr", {}, h("th", { scope: "row" }, key), names.map((name) => cell(record[name])));
+  const more = records.length > SHOWN ? h("p", { class: "muted small" }, `the first ${SHOWN} of ${records.length}`) : null;
+  return framed(label, h("table", {}, h("thead", {}, head), h("tbody", {}, records.slice(0, SHOWN).map(line))), more);
+}
+
+function cell(value) {
+  const found = isArray(value) ? (isComplex(value) ? `${formatNumber(value.data[0])} + ${formatNumber(value.data[1])}i` : value.data[0]) : value;
+  const isNumber = ["number", "bigint"].includes(typeof found);
+  return h("td", { class: isNumber ? "number" : "" }, found === null || found === undefined ? "—" : isNumber ? formatNumber(found, 6) : String(found));
+}
+
+const framed = (label, ...content) => h("div", { class: "numbers", tabindex: "0", role: "region", "aria-label": `numbers of ${label}` }, content);

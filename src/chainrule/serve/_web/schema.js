@@ -1,5 +1,7 @@
 // Reading a component's OpenAPI document: which kind of field a node describes.
 
+const PATHS = ["path", "file-path", "directory-path"];
+
 /** The document of one component. */
 export class Schema {
   constructor(document) {
@@ -13,6 +15,9 @@ export class Schema {
       inputs: Object.keys(this.schemas.ApplyInputSchema?.differentiable_arrays ?? {}),
       outputs: Object.keys(this.schemas.ApplyOutputSchema?.differentiable_arrays ?? {}),
     };
+    // Endpoints that the server adds to those of the component.
+    this.added = document["x-added"] ?? [];
+    this.isCheap = document["x-cheap"] === true;
     this.exampleSizes = this.#exampleSizes();
   }
 
@@ -58,6 +63,7 @@ export class Schema {
     if (members) return this.#classifyUnion(node, members);
     if (isEncodedArray(node)) return { kind: "array", ...arrayFacts(node) };
     if ("const" in node) return { kind: "constant", value: node.const };
+    if (node.type === "string" && PATHS.includes(node.format)) return { kind: "file" };
     if (node.enum) return { kind: "choice", values: node.enum };
     switch (node.type) {
       case "object":

@@ -20,6 +20,10 @@ export class Snippets {
   show(endpoint, inputs, rest = {}, job = null) {
     const call = { inputs, ...rest };
     const body = toJson(asJson(call));
+    if (!(endpoint in COMMANDS)) {
+      this.element.replaceChildren(block("curl", this.#curl(endpoint, quoted(body))), ...(job ? this.#afterwards(job) : []));
+      return;
+    }
     // The check of gradients is the one endpoint whose command takes the body of `apply`, and the rest as options.
     const point = endpoint === "check_gradients" ? toJson(asJson({ inputs })) : body;
     const isLong = body.length > INLINE_LIMIT;

@@ -2,8 +2,9 @@
 
 import { decodeTree, formatNumber, statistics, toNumber } from "./arrays.js";
 import { button, h } from "./dom.js";
+import { figureOf, rangeOf } from "./figure.js";
+import { fitFrame } from "./frame.js";
 import { linesPlot } from "./lines.js";
-import { curve, image } from "./plots.js";
 
 const FEW = 12; // elements of an input that are lines over the steps
 const PAUSE_MS = 90; // between two frames of the animation
@@ -147,14 +148,8 @@ class Run {
 
   field(kind, name, array, from) {
     const limits = this.steady.checked ? this.limitsOf(kind, name) : statistics(array.data);
-    const picture = array.shape.length === 2
-      ? image(array.data, ...array.shape, { label: name, limits })
-      : curve(array.data, { label: name, limits });
-    const { low, high, count } = statistics(array.data);
-    const odd = array.data.length - count;
-    const range = count ? `${formatNumber(low)} … ${formatNumber(high)}` : "no finite value";
     const late = from.step === this.frames[this.at].step ? "" : ` · recorded at step ${from.step}`;
-    return card(name, picture, h("p", { class: "summary" }, range + late, odd ? h("strong", { class: "bad" }, ` · ${odd} not finite`) : null));
+    return card(name, figureOf(array, name, limits), rangeOf(array, late));
   }
 
   limitsOf(kind, name) {
@@ -191,11 +186,3 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const run = new Run(document.getElementById("main"), data);
 if (data.isLive) follow(run);
 fitFrame();
-
-/** In the cell of a notebook the frame gets the height of the page. */
-function fitFrame() {
-  const frame = window.frameElement;
-  if (!frame) return;
-  const fit = () => { frame.style.height = `${document.documentElement.offsetHeight + 2}px`; };
-  new ResizeObserver(fit).observe(document.body);
-}

@@ -33,7 +33,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from chainrule._codec import BinrefWriter, encode_body
-from chainrule._errors import CapabilityError, ChainruleError, InputError
+from chainrule._errors import ChainruleError, InputError, missing_dependency
 from chainrule.compat.tesseract_core._failures import pydantic_errors
 from chainrule.compat.tesseract_core.runtime.config import RuntimeConfig, from_environment
 from chainrule.runtime import LocalComponent, load_component
@@ -430,9 +430,7 @@ def _read_address(address: str) -> bytes:
     try:
         import fsspec
     except ImportError as error:
-        raise CapabilityError(
-            "Payloads at an address need fsspec: pip install fsspec.", code="fsspec_missing"
-        ) from error
+        raise missing_dependency("Payloads at an address need", "fsspec", "fsspec") from error
     with fsspec.open(address, "rb") as stream:
         return stream.read()
 

@@ -33,7 +33,7 @@ def split_path(path: str) -> list[str]:
     """The segments of a path as they are written: `["a", "[0]", "{b.c}"]`.
 
     Raises:
-        ValueError: it is no path.
+        ValueError: the text is not a path.
     """
     return [join_path(segment) for segment in _segments(path)]
 
@@ -58,7 +58,7 @@ def get_at_path(tree: Any, path: str) -> Any:
 
     Raises:
         KeyError, IndexError, AttributeError, TypeError: there is none; which one depends on the node before.
-        ValueError: it is no path.
+        ValueError: the text is not a path.
     """
     for segment in _segments(path):
         tree = _part(tree, segment)
@@ -70,10 +70,12 @@ def set_at_path(tree: Any, values: Mapping[str, Any]) -> Any:
 
     Raises:
         KeyError, IndexError, AttributeError, TypeError: there is no such place.
-        ValueError: one of the paths is none.
+        ValueError: one of the texts is not a path.
     """
     tree = copy.deepcopy(tree)
     for path, value in values.items():
+        if not path:
+            raise ValueError("Invalid path: an empty path is the tree itself, which cannot be set.")
         *way, last = _segments(path)
         node = tree
         for segment in way:

@@ -19,7 +19,7 @@ if [ -x $uv ]; then
     install() { $uv pip install --python /opt/venv/bin/python "$@"; }
 else
     if [ -n "$python" ] && ! command -v "python$python" >/dev/null; then
-        echo "The base image has no Python $python, and uv, which could fetch it, is not to be had."
+        echo "The base image has no Python $python, and uv, which could fetch it, is not available."
         exit 1
     fi
     "python${python:-3}" -m venv --without-pip ${inherit:+--system-site-packages} /opt/venv

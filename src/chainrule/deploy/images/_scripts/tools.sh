@@ -6,4 +6,4 @@ trap '[ $? -eq 0 ] || echo "chainrule-build-failed: tools"' EXIT
 export PIP_CACHE_DIR=/build-cache/pip
 python3 -m venv /opt/uv
 /opt/uv/bin/pip install --quiet --disable-pip-version-check uv \
-    || echo "uv is not to be had; pip installs the packages"
+    || echo "uv is not available; pip installs the packages"
