@@ -65,7 +65,7 @@ class PostgresServer:
 
     def start(self) -> None:
         options = f"-c listen_addresses=127.0.0.1 -c port={self.port} "
-        options += f"-c unix_socket_directories={self.folder} -c max_connections=200"
+        options += f"-c unix_socket_directories={self.folder} -c max_connections=200 -c fsync=off"
         self._run("pg_ctl", "-w", "-o", options, "-l", str(self.folder / "log"), "start")
 
     def stop(self, mode: str = "fast") -> None:
