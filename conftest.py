@@ -7,6 +7,7 @@ The blocks of one page share a namespace and a folder, in order, as a reader wou
     ```bash                      needs what a test does not have (a free port, a container engine, a cluster):
                                  its commands are parsed only (tests/project/test_docs.py)
     ```python title="beam.py"    is written to that file of the folder (in any language)
+    ``` { .python title=… }      is a file of the repository that the page takes in by `--8<--`
     ```text title="Output"       is what the block before it printed; `…` stands for anything, and numbers
                                  with a point may differ by two units of the last digit shown
 
@@ -81,9 +82,10 @@ def _capture_python(example):
 
 def _run_shell(example):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    modules = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", str(example.parsed)],
-        cwd=_folder_of(example), env={**os.environ, "PATH": path},
+        cwd=_folder_of(example), env={**os.environ, "PATH": path, "PYTHONPATH": modules},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     example.namespace[_PRINTED] = done.stdout

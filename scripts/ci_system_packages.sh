@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Gives this machine the system packages that optional tests need: container engines, a registry, Prometheus,
-# a small Slurm, a browser, a Fortran compiler. Only as root with apt, quietly and within a few minutes; the run
-# goes on whatever happens here, and tests whose tool is missing say so and are skipped.
+# PostgreSQL, a small Slurm, a browser, a Fortran compiler. Only as root with apt, quietly and within a few
+# minutes; the run goes on whatever happens here, and tests whose tool is missing say so and are skipped.
 set -u
 
 packages=(podman buildah runc mmdebstrap chromium fonts-dejavu-core gfortran)
 # docker.io and uidmap would add the tests with docker and without root: some two minutes more.
-more=(docker-registry prometheus slurmctld slurmd slurm-client munge shellcheck)
+more=(docker-registry prometheus slurmctld slurmd slurm-client munge shellcheck postgresql)
 commands=(podman buildah runc mmdebstrap chromium gfortran)
 commands+=(docker-registry promtool slurmctld slurmd munged shellcheck)
 
@@ -14,6 +14,7 @@ missing=0
 for command in "${commands[@]}"; do
     command -v "$command" >/dev/null || missing=1
 done
+compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing=1
 [ "$missing" -eq 1 ] || exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from chainrule import Component
 from chainrule.runtime import Array, Differentiable, Float64, from_command
+from examples._running import served
 
 HERE = Path(__file__).parent
 
@@ -37,7 +38,7 @@ def started() -> Iterator[Programs]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chainrule-demo-")))
         command, compiler = _reliability_command(folder)
-        url = stack.enter_context(_served(HERE / "layout" / "component.py"))
+        url = stack.enter_context(served(HERE / "layout" / "component.py"))
         yield Programs(
             layout=stack.enter_context(Component.from_url(url)),
             heat=stack.enter_context(Component.from_source(HERE / "heat" / "component.py")),
@@ -45,18 +46,6 @@ def started() -> Iterator[Programs]:
             compiler=compiler,
             url=url,
         )
-
-
-@contextlib.contextmanager
-def _served(path: Path) -> Iterator[str]:
-    """`chainrule serve PATH` in the background; its address."""
-    command = [sys.executable, "-m", "chainrule", "serve", str(path), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            _, _, url = server.stderr.readline().partition("Serving at ")
-            yield url.strip()
-        finally:
-            server.terminate()
 
 
 class _Temperatures(BaseModel):

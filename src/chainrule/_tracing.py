@@ -106,7 +106,7 @@ def export_spans(destination: str, service: str) -> None:
         service: name under which they appear.
 
     Raises:
-        DefinitionError: the packages are not installed (`tracing_missing`).
+        CapabilityError: the packages are not installed (`missing_dependency`).
     """
     try:
         from opentelemetry import trace

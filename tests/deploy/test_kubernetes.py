@@ -60,6 +60,8 @@ scalings = st.sampled_from(
         {"replicas": 2, "hpa": 8},
         {"keda": 8, "prometheus": "http://prometheus.monitoring:9090", "scale_to_zero": True},
         {"jobs": "10Gi", "storage_class": "fast"},
+        {"jobs": "postgresql", "replicas": 3},
+        {"jobs": "postgresql", "jobs_secret": "shared-jobs", "hpa": 8},
         {"ingress": "heat.example", "ingress_tls": "heat-cert", "allow_from": ("ingress-nginx",)},
     ]
 )
@@ -111,6 +113,23 @@ def refused_by_api_server(objects):
         if "/" in key
     ):
         problems.append("an extended resource is requested as it is limited")
+    if container.get("imagePullPolicy", "Always") not in ("Always", "IfNotPresent", "Never"):
+        problems.append("imagePullPolicy")
+    for each in objects:
+        rolling = each.get("spec", {}).get("strategy", {}).get("rollingUpdate", {})
+        if rolling and not any(rolling.values()):
+            problems.append("no pod may start and none may stop")
+        for metric in each["spec"]["metrics"] if each["kind"] == "HorizontalPodAutoscaler" else ():
+            if metric["type"] not in (
+                "Pods",
+                "Resource",
+                "External",
+                "Object",
+                "ContainerResource",
+            ):
+                problems.append("type of a metric")
+            elif metric["type"].lower() not in metric:
+                problems.append("a metric without what it is about")
     ports = {port["name"] for port in container["ports"]}
     for each in objects:
         for port in each["spec"].get("ports", ()) if each["kind"] == "Service" else ():
@@ -144,6 +163,45 @@ def test_every_deployment_is_one_that_a_cluster_takes(validate, variant, scaling
     assert all(re.fullmatch(r"[a-zA-Z]{2,}|\d+", each) for each in texts)
 
 
+def container_of(objects):
+    return pod_of(objects)["spec"]["containers"][0]
+
+
+def workload_of(objects):
+    return next(each for each in objects if each["kind"] == "Deployment")
+
+
+def autoscaler_of(objects):
+    return next(each for each in objects if each["kind"] == "HorizontalPodAutoscaler")
+
+
+# The ten mistakes that the schemas let pass, and a real API server refuses.
+MISTAKES = {
+    "cpu: banana": lambda o: container_of(o)["resources"]["requests"].update(cpu="banana"),
+    "a selector that finds no pod": lambda o: pod_of(o)["metadata"].update(labels={"app": "other"}),
+    "a mount without a volume": lambda o: pod_of(o)["spec"]["volumes"].pop(),
+    "two handlers": lambda o: container_of(o)["readinessProbe"].update(exec={"command": ["true"]}),
+    "no image": lambda o: container_of(o).update(image=""),
+    "no room to roll": lambda o: workload_of(o)["spec"]["strategy"].update(
+        rollingUpdate={"maxSurge": 0, "maxUnavailable": 0}
+    ),
+    "imagePullPolicy": lambda o: container_of(o).update(imagePullPolicy="Sometimes"),
+    "a metric of no type": lambda o: autoscaler_of(o)["spec"]["metrics"][0].update(type="Bogus"),
+    "a metric about nothing": lambda o: autoscaler_of(o)["spec"]["metrics"][0].pop("pods"),
+    "a name that is no DNS name": lambda o: o[0]["metadata"].update(name="Heat_1"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_schemas_let_pass_what_is_checked_here(validate, mistake):
+    objects = manifests(KubernetesDeployment(image=IMAGE, name="heat", hpa=3))
+    assert refused_by_api_server(objects) == []
+    MISTAKES[mistake](objects)
+    for each in objects:
+        validate(each, "1.37", strict=True)
+    assert refused_by_api_server(objects) != []
+
+
 def test_what_a_pod_may_do_and_how_it_stops():
     objects = manifests(KubernetesDeployment(image=IMAGE, name="heat", grace_s=120, memory="4Gi"))
     spec = pod_of(objects)["spec"]
@@ -160,6 +218,26 @@ def test_what_a_pod_may_do_and_how_it_stops():
     token = next(volume for volume in spec["volumes"] if volume["name"] == "token")
     assert token["secret"] == {"secretName": "heat-token", "defaultMode": 0o440}
     assert not any("subPath" in mount for mount in container["volumeMounts"])
+
+
+def test_servers_that_share_their_jobs():
+    """They are a Deployment, and find the URL of the database in a file: it is in no argument or variable."""
+    deployment = KubernetesDeployment(image=IMAGE, name="heat", jobs="postgresql", replicas=3)
+    objects = manifests(deployment)
+    assert [each["kind"] for each in objects if each["kind"].endswith("Set")] == []
+    (workload,) = [each for each in objects if each["kind"] == "Deployment"]
+    assert workload["spec"]["replicas"] == 3
+    spec = pod_of(objects)["spec"]
+    (container,) = spec["containers"]
+    place = container["args"][container["args"].index("--jobs") + 1]
+    assert {"name": "jobs", "mountPath": str(Path(place).parent), "readOnly": True} in container[
+        "volumeMounts"
+    ]
+    (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "jobs"]
+    assert volume["secret"]["secretName"] == "heat-jobs"
+    assert Path(place).name == "url"
+    (policy,) = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    assert {"protocol": "TCP", "port": 5432} in policy["spec"]["egress"][0]["ports"]
 
 
 def test_a_scaled_object_reads_as_keda_documents_it():
@@ -193,6 +271,8 @@ def test_a_scaled_object_reads_as_keda_documents_it():
         ({"keda": 4}, "--prometheus URL together"),
         ({"scale_to_zero": True}, "Only KEDA scales to zero"),
         ({"jobs": "1Gi", "replicas": 2}, "belong to one server"),
+        ({"jobs": "postgresql://u:pa55@h/d"}, "kubectl create secret generic heat-jobs"),
+        ({"jobs_secret": "heat-jobs", "jobs": "1Gi"}, "--jobs postgresql"),
         ({"storage_class": "fast"}, "--jobs SIZE"),
         ({"ingress_class": "nginx"}, "--ingress HOST"),
         ({"ingress": "heat.example"}, "--allow-from ingress-nginx"),

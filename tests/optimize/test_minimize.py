@@ -268,6 +268,19 @@ def test_the_callback_ends_a_run_and_a_checkpoint_goes_on(tmp_path):
         minimize(rosenbrock, start, checkpoint=file)
 
 
+def test_a_callback_sees_the_variables_and_the_history_does_not_keep_them():
+    seen = []
+    found = chainrule.minimize(
+        lambda p: (p["a"] - 1.0) ** 2 + jnp.sum(p["b"] ** 2),
+        {"a": 0.0, "b": np.ones(2)},
+        callback=seen.append,
+    )
+    assert all(set(step.x) == {"a", "b"} for step in seen)
+    np.testing.assert_allclose(seen[-1].x["a"], found.x["a"], atol=1e-6)
+    assert all(step.x is None for step in found.history)
+    assert tuple(seen) == found.history
+
+
 def test_the_number_of_evaluations_is_bounded():
     found = minimize(rosenbrock, {"a": np.zeros(1), "b": np.zeros((1, 2))}, max_evaluations=3)
     assert (found.success, found.evaluations) == (False, 3)

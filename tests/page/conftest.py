@@ -158,13 +158,20 @@ def look(browser, request, artifacts):
         page.goto(address)
         return page
 
+    def examine(page, name):
+        """Look at a page as it is now."""
+        page.screenshot(path=artifacts / f"{request.node.name}-{name}.png", full_page=True)
+        if not page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
+            wrong.append((name, "wider than the screen"))
+        page.evaluate(check)
+        found = page.evaluate("axe.run()")["violations"]
+        wrong.extend((name, each["id"], [n["html"] for n in each["nodes"]]) for each in found)
+
+    open_one.examine = examine
     yield open_one
     for context, name in contexts:
         for page in context.pages:
-            page.screenshot(path=artifacts / f"{request.node.name}-{name}.png", full_page=True)
-            page.evaluate(check)
-            found = page.evaluate("axe.run()")["violations"]
-            wrong += [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
+            examine(page, name)
         context.close()
     assert wrong == []
 

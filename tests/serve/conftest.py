@@ -145,6 +145,16 @@ def start_server():
         served.stop()
 
 
+@pytest.fixture(scope="session")
+def postgres():
+    """A PostgreSQL for all tests of a process; each makes a database of its own."""
+    from serve.postgres_server import PostgresServer
+
+    server = PostgresServer()
+    yield server
+    server.remove()
+
+
 @pytest.fixture(scope="session", name="wait_until")
 def wait_until_fixture():
     return wait_until

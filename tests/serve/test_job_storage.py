@@ -187,24 +187,3 @@ def test_jobs_are_for_their_owner_only(start_server, tmp_path, wait_until):
     assert set(modes.values()) == {0o600}, modes
     told.touch()
     served.stop()
-
-
-def test_jobs_of_the_version_before(start_server, tmp_path, wait_until):
-    """Its table has no digest of the results."""
-    folder = tmp_path / "jobs"
-    settings = {"components": JOB_COMPONENT, "workers": 0, "jobs_folder": str(folder)}
-    served = start_server(**settings)
-    job = submit(served, x=np.ones(LARGE))
-    wait_until(lambda: is_over(served, job))
-    served.stop()
-    with sqlite3.connect(folder / "jobs.sqlite") as database:
-        database.execute("ALTER TABLE jobs DROP COLUMN result_digest")
-        database.execute("PRAGMA user_version = 1")
-    database.close()
-    again = start_server(**settings)
-    answer = again.get(f"/jobs/{job}/result", {"Accept": FRAMES})
-    np.testing.assert_array_equal(answer.tree["y"], 2 * np.ones(LARGE))
-    cut(folder / f"{job}.result")
-    answer = again.get(f"/jobs/{job}/result", {"Accept": "application/json"})
-    assert (answer.status, answer.problem["code"]) == (507, "job_result_damaged")
-    again.stop()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
 from collections import Counter
 from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 JOB_COMPONENT = str(Path(__file__).with_name("job_component.py"))
 
@@ -135,28 +133,6 @@ def test_a_caller_that_waits_is_sent_to_the_next_server(start_server, tmp_path, 
     assert answer.tree["y"] == [14.0]
 
 
-def test_what_a_killed_server_left_behind_is_removed(tmp_path):
-    from chainrule.serve._jobs._store import JobRecord, JobStore, body_digest
-
-    store = JobStore(tmp_path, retention_s=3600, max_bytes=1000)
-    body = b"body" * 50_000  # large enough for a file
-    facts = {"component": "c", "endpoint": "apply", "run_id": "r", "content_type": "t"}
-    queued = JobRecord(**facts, body_digest=body_digest(body))
-    running = JobRecord(**facts, body_digest=body_digest(body), state="running")
-    for record in (queued, running):
-        store.add(record, body)
-    store.close()
-    (tmp_path / "unknown.request").write_bytes(b"never acknowledged")
-    (tmp_path / ".half.result.partial").write_bytes(b"hal")
-    store = JobStore(tmp_path, retention_s=3600, max_bytes=1000)
-    assert [record.id for record in store.recover()] == [queued.id]
-    assert store.body(queued) == body
-    assert {path.name for path in tmp_path.iterdir()} >= {f"{queued.id}.request", "lock"}
-    assert len(list(tmp_path.glob("*.request"))) == 1
-    assert not list(tmp_path.glob(".*.partial"))
-    store.close()
-
-
 def test_jobs_of_a_component_that_is_gone(start_server, tmp_path, component_path):
     folder = str(tmp_path / "jobs")
     served = start_server(components=JOB_COMPONENT, workers=1, jobs_folder=folder)
@@ -190,32 +166,3 @@ def test_results_are_kept_for_their_time_and_no_longer(start_server, tmp_path, w
     assert not list(folder.glob("*.result"))
     assert not list(folder.glob("*.request"))
     wait_until(lambda: served.get(f"/jobs/{job}").status == 404)
-
-
-@pytest.mark.parametrize("size", [100, 100_000], ids=["in rows", "in files"])
-def test_results_are_bounded_in_bytes(tmp_path, size):
-    from chainrule.serve._jobs._store import JobRecord, JobStore, body_digest
-
-    store = JobStore(tmp_path, retention_s=3600, max_bytes=2 * size + 50)
-    records = []
-    for _ in range(4):
-        body = b"b" * size
-        record = JobRecord(
-            component="c", endpoint="apply", run_id="r", content_type="t",
-            body_digest=body_digest(body),
-        )  # fmt: skip
-        store.add(record, body)
-        assert store.body(record) == body
-        end = time.time()
-        record = JobRecord(
-            **{**vars(record), "state": "succeeded", "finished_at": end, "result_bytes": size,
-               "result_status": 200, "result_type": "t"}
-        )  # fmt: skip
-        store.finish(record, [b"x" * 60, b"x" * (size - 60)])
-        assert store.result(store.get(record.id)) == b"x" * size
-        records.append(record)
-    store.sweep()
-    kept = [store.result(store.get(record.id)) is not None for record in records]
-    assert kept == [False, False, True, True], "the oldest go first"
-    assert store.counts()["succeeded"] == 4
-    store.close()

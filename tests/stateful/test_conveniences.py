@@ -296,6 +296,7 @@ def test_checkpoints_of_a_run(tmp_path):
         grow(weight=weight)  # gives the memory away that the checkpoint before was made of
         checkpoints.save(step, {"weight": weight, "step": step}, metadata={"loss": [1.0 / step]})
     assert checkpoints.steps() == (2, 10)
+    assert repr(checkpoints).endswith("keep=2): steps [2, 10]")
     run = {"weight": weight, "step": 0}
     assert checkpoints.load(run, step=2).metadata == {"loss": [0.5]}
     assert (weight.get().tolist(), run["step"]) == ([2.0, 2.0], 2)

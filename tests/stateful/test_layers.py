@@ -127,6 +127,34 @@ def test_batch_norm_against_formulas():
     np.testing.assert_allclose(z, moved, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("is_eval", [False, True])
+def test_batch_norm_keeps_its_statistics_in_full_precision(is_eval):
+    """What comes out has the precision that was asked for, so that what follows computes in it too."""
+    low, full = L.BatchNorm(2, "batch"), L.BatchNorm(2, "batch")
+    x = (100 + jax.random.normal(jax.random.key(0), (64, 2))).astype(jnp.bfloat16)
+    run = cs.vmap(lambda x, *, bn: bn(x), axis_name="batch")
+    for bn in (low, full):
+        bn.mode(cs.Mode.EVAL if is_eval else cs.Mode.TRAIN)
+        bn.mean.set(jnp.full(2, 99.0))
+    found = cs.precision(run, compute=jnp.bfloat16)(x, bn=low)
+    expected = run(x.astype(jnp.float32), bn=full)
+    assert (found.dtype, low.mean.dtype, low.var.dtype) == (jnp.bfloat16, *2 * [jnp.float32])
+    np.testing.assert_allclose(found.astype(jnp.float32), expected, rtol=1e-2)
+    np.testing.assert_allclose(low.mean.get(), full.mean.get(), rtol=1e-6)
+    np.testing.assert_allclose(low.var.get(), full.var.get(), rtol=1e-6)
+
+
+def test_equinox_batch_norm_in_another_precision():
+    norm = L.StatefulLayer(*eqx.nn.make_with_state(eqx.nn.BatchNorm)(2, "batch", mode="ema"))
+    run = cs.precision(
+        cs.vmap(lambda x, *, norm: norm(x), axis_name="batch"),
+        compute=jnp.bfloat16,
+        kwargs_mask=True,
+    )
+    assert run(jnp.ones((4, 2)), norm=norm).dtype == jnp.bfloat16
+    assert jax.tree.leaves(norm.state)[-1].dtype == jnp.float32
+
+
 def test_equinox_inference_flags_follow_the_mode():
     layer = L.Layer(eqx.nn.Dropout(0.5))
     x = jnp.ones(100)

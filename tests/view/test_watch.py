@@ -63,9 +63,11 @@ def test_norms_inputs_and_fields():
     assert frame.gradients == {"solver": 5.0, "layout": 2.0}
     assert list(frame.inputs) == ["p.q.[0]", "p.q.[1]"]
     np.testing.assert_array_equal(frame.fields["z"], [5.0])
-    w(gradients=jnp.array([3.0, 4.0]), inputs=np.zeros(2))
+    w(gradients=jnp.array([3.0, 4.0]), inputs=np.zeros(2), fields={"z": np.array(3 + 4j)})
     assert w.frames[1].gradients == {"gradient": 5.0}
     assert list(w.frames[1].inputs) == ["inputs"]
+    np.testing.assert_array_equal(w.frames[1].fields["z"], 5.0)
+    assert w.html()
 
 
 def test_fields_are_small_copies():
@@ -197,6 +199,50 @@ def test_callback_of_minimize():
     assert [f.cost for f in w.frames] == [s.value for s in found.history][: len(w.frames)]
     assert w.frames[-1].step == found.evaluations
     assert w.frames[0].gradients == {"gradient": found.history[0].gradient}
+
+
+def residuals(x, _):
+    return jnp.stack([1 - x[0], 10 * (x[1] - x[0] ** 2)])
+
+
+@pytest.mark.parametrize(
+    ("solver", "solve", "function", "share"),
+    [
+        ("BFGS", "minimise", lambda x, _: rosenbrock(x), 1.0),
+        ("LevenbergMarquardt", "least_squares", residuals, 0.5),
+    ],
+)
+def test_steps_of_optimistix(solver, solve, function, share):
+    optimistix = pytest.importorskip("optimistix")
+    w = chainrule.watch()
+    chosen = getattr(optimistix, solver)(rtol=1e-4, atol=1e-4, verbose=w.verbose)
+    start = jnp.array([-1.0, 1.5])
+    found = getattr(optimistix, solve)(function, chosen, start, max_steps=20, throw=False)
+    jax.effects_barrier()
+    assert len(w.frames) == found.stats["num_steps"]
+    np.testing.assert_allclose(w.frames[0].inputs["inputs"], start)
+    for frame in w.frames:
+        expected = share * float(rosenbrock(frame.inputs["inputs"]))
+        assert frame.cost == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_the_cell_of_a_notebook_follows_the_run_and_keeps_it():
+    core = pytest.importorskip("IPython.core.interactiveshell")
+    capture = pytest.importorskip("IPython.utils.capture")
+    shell = core.InteractiveShell.instance()
+    try:
+        with (
+            capture.capture_output() as shown,
+            chainrule.watch("In a cell", open_browser=True) as w,
+        ):
+            address = w.url
+            w(cost=1.0)
+    finally:
+        shell.history_manager.end_session()
+        core.InteractiveShell.clear_instance()
+    live, kept = (output.data["text/html"] for output in shown.outputs)
+    assert f'src="{address}/"' in live
+    assert [frame["cost"] for frame in data_of(unescape(kept))["frames"]] == [1.0]
 
 
 def test_wrong_options():

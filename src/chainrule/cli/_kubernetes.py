@@ -29,7 +29,12 @@ _OPTIONS = {
         "memory": ("QUANTITY", "Give each server this much memory (default: 2Gi)"),
         "shared_memory": ("QUANTITY", "Size /dev/shm so; it counts as memory (default: 256Mi)"),
         "gpu": ("N", "Give each server N NVIDIA devices (default: 1 if the folder asks for one, else 0)"),
-        "jobs": ("QUANTITY", "Keep jobs on a volume of this size (default: none; one server only)"),
+        "jobs": (
+            "QUANTITY|postgresql",
+            "Keep the jobs of one server on a volume of this size, or those of all servers in a database "
+            "(default: jobs end with their server)",
+        ),
+        "jobs_secret": ("NAME", "Secret whose key `url` names that database (default: NAME-jobs)"),
         "storage_class": ("NAME", "Class of that volume (default: the cluster's)"),
         "grace_s": ("SECONDS", "Let calls go on this long when a server is stopped (default: 30)"),
         "startup_s": ("SECONDS", "Let loading the component take this long (default: 300)"),

@@ -167,7 +167,7 @@ def run(options: Namespace) -> int:
     if options.debug_port is not None:
         options.workers = 0
         accept_debugger(options.debug_port, wait=False)
-    if options.jobs_folder is not None:
+    if options.jobs_folder is not None or options.jobs is not None:
         _serve(options)
         return 0
     options.jobs_folder = _usual_jobs_folder(options)

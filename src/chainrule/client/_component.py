@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
@@ -440,19 +440,24 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         self._check_endpoint(endpoint)
         return self._send(endpoint, payload, run_id=run_id)
 
-    def submit(self, endpoint: str, *args: Any, **kwargs: Any) -> Job:
+    def submit(
+        self, endpoint: str, *args: Any, idempotency_key: str | None = None, **kwargs: Any
+    ) -> Job:
         """Start a call and return at once.
 
         A server keeps the call as a job of its own: it goes on when this process ends, and is found again by
-        its id (`job`).
+        its id (`job`), or by submitting the same call with the same key.
 
         Args:
             endpoint: name of the endpoint.
             *args: the arguments of the method of this name.
-            **kwargs: likewise.
+            idempotency_key: a server that knows a job of this key gives this job, and starts none; other
+                components have no use for it.
+            **kwargs: of this method too.
 
         Raises:
             CapabilityError: the component has no such endpoint.
+            InputError: the key belongs to a job with other inputs (`idempotency_key_reused`).
 
         Example:
             >>> def double(x: float) -> float:
@@ -463,16 +468,24 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         self._check_endpoint(endpoint)
         if endpoint == "health":
             return self.start_call(endpoint, {})
-        return getattr(EndpointMethods.calling(self._submit), endpoint)(*args, **kwargs)
+        send = partial(self._submit, idempotency_key=idempotency_key)
+        return getattr(EndpointMethods.calling(send), endpoint)(*args, **kwargs)
 
     def _submit(
-        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Job:
         """Let the server keep the call as a job; start it on a thread where the server does not."""
         job = None
         if not payload.get("batched") or takes_batches(self.openapi_schema, endpoint):
             try:
-                job = self.transport.submit(endpoint, payload, run_id=run_id)
+                job = self.transport.submit(
+                    endpoint, payload, run_id=run_id, idempotency_key=idempotency_key
+                )
             except TypeError as error:
                 raise explained(error, payload) from error.__cause__
         return job or self.start_call(endpoint, payload, run_id=run_id)

@@ -200,7 +200,12 @@ class HttpTransport(Transport):
         return read_answer(self._exchange(request, ticket), self._limits)
 
     def submit(
-        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Job | None:
         """Have the server take a call on as a job; `None` when it is not one of Chainrule."""
         dialect = self._agree()
@@ -211,9 +216,11 @@ class HttpTransport(Transport):
             "Content-Type": dialect.content_type,
             **_trace_headers(),
             # The key makes it safe to send the request again when the connection breaks.
-            "Idempotency-Key": secrets.token_hex(16),
+            "Idempotency-Key": idempotency_key or secrets.token_hex(16),
         }
         query = {"wait": "false"}
+        if self._idempotent:
+            query["idempotent"] = "true"
         if run_id is not None:
             query["run_id"] = Run.check_id(run_id)
         target = f"{self._base}/{quote(endpoint)}?{urlencode(query)}"

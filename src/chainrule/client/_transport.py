@@ -148,7 +148,12 @@ class Transport(Caller):
         return answers
 
     def submit(
-        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Job | None:
         """Have a call taken on as a job that needs no connection; `None` where there is no such thing."""
         return None

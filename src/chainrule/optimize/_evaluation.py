@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,12 +46,14 @@ class Step:
         value: of the objective; half the sum of squares for residuals.
         gradient: the largest element of the gradient, by magnitude; 0 where none was asked for.
         violation: by how much the worst constraint is violated; 0 when all hold.
+        x: the variables, nested as the start is. A callback gets them; a history does not keep them.
     """
 
     evaluation: int
     value: float
     gradient: float
     violation: float
+    x: Any = field(default=None, repr=False, compare=False)
 
 
 class Point(NamedTuple):
@@ -230,7 +232,9 @@ class Evaluation:
         if self._checkpoint is not None and now - self._written > _PAUSE_S:
             write_checkpoint(self._checkpoint, self.variables, self.best, self.history)
             self._written = now
-        if self._callback is not None and self._callback(step) is True:
+        if self._callback is None:
+            return
+        if self._callback(replace(step, x=self.variables.tree(x))) is True:
             raise StoppedError("the callback ended the run")
 
 
@@ -264,7 +268,9 @@ def write_checkpoint(
         return
     names = json.dumps([[leaf.path, list(leaf.shape)] for leaf in variables.leaves])
     buffer = io.BytesIO()
-    steps = np.array([astuple(step) for step in history], float).reshape(-1, 4)
+    steps = np.array(
+        [(step.evaluation, step.value, step.gradient, step.violation) for step in history], float
+    ).reshape(-1, 4)
     np.savez(buffer, allow_pickle=False, best=best, names=np.array(names), history=steps)
     write_whole(path, [buffer.getvalue()], durable=True)
 

@@ -95,7 +95,7 @@ class Endpoint:
         nbytes = declared_length(headers, max_bytes)
         query = _query(scope["query_string"])
         call = self._call(headers, query, scope.get(RUN_ID) if self._names_runs else None).check()
-        waits = _waits(query)
+        waits = _is_true(query, "wait", "true")
         is_job = b"idempotency-key" in headers or not waits
         memory = self._claim(headers, nbytes, is_job=is_job)
         if memory is not None and memory.body is not None:
@@ -117,7 +117,9 @@ class Endpoint:
                 body = memory.body if in_segment else await memory.read()
             call = call._replace(body=body)
             if is_job:
-                return await self._take_on(call, _text(headers.get(b"idempotency-key")), waits)
+                key = _text(headers.get(b"idempotency-key"))
+                is_idempotent = _is_true(query, "idempotent", "false")
+                return await self._take_on(call, key=key, waits=waits, is_idempotent=is_idempotent)
             return await self._answer(call, memory, receive)
 
     def _claim(
@@ -143,10 +145,10 @@ class Endpoint:
         """Count a request that does not reach the component."""
         self._service.pool.metrics.refuse(self._name, status)
 
-    async def _take_on(self, call: Call, key: str | None, waits: bool) -> Reply:
+    async def _take_on(self, call: Call, **how: Any) -> Reply:
         """Make a job of a request."""
         try:
-            return await self._jobs.answer(self._service, call, key=key, waits=waits)
+            return await self._jobs.answer(self._service, call, **how)
         except ChainruleError as error:
             return problem_reply(error, debug=self._debug)
 
@@ -230,10 +232,10 @@ def _query(text: bytes) -> Mapping[str, str]:
     return query
 
 
-def _waits(query: Mapping[str, str]) -> bool:
-    text = query.get("wait", "true").lower()
+def _is_true(query: Mapping[str, str], name: str, default: str) -> bool:
+    text = query.get(name, default).lower()
     if text not in ("true", "false"):
-        raise InputError("wait is true or false.", code="bad_query")
+        raise InputError(f"{name} is true or false.", code="bad_query")
     return text == "true"
 
 

@@ -17,6 +17,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from chainrule._errors import DefinitionError, InputError
 
+_DATABASES = ("postgresql://", "postgres://")
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Description:
@@ -29,6 +31,7 @@ class _Description:
         metavar: what stands for the value, where it does not follow from the name.
         at_least, above, at_most: bounds of a number.
         group: the part of the help of `chainrule serve` that lists it.
+        is_secret: whether the value may hold a password, and is not shown.
     """
 
     help: str
@@ -39,6 +42,7 @@ class _Description:
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
+    is_secret: bool = False
 
     def problem(self, value: float) -> str | None:
         """The rule that a number breaks, if any."""
@@ -53,7 +57,8 @@ class _Description:
 
 
 def _option(group: str, default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"option": _Description(help=help, group=group, **more)})
+    described = _Description(help=help, group=group, **more)
+    return field(default=default, metadata={"option": described}, repr=not described.is_secret)
 
 
 _ADDRESS, _CALLS, _LOGS, _JOBS = (
@@ -197,6 +202,29 @@ class ServeOptions:
         "Keep jobs in this folder, where the next server finds them again.",
         unset="a temporary folder; chainrule serve has one per user, components and port",
     )
+    jobs: str | None = _option(
+        _JOBS,
+        None,
+        "Keep jobs in this PostgreSQL database, postgresql://USER@HOST/NAME, which several servers share; "
+        "or in the one whose URL is in this file, for a URL with a password.",
+        unset="in a folder",
+        metavar="URL|FILE",
+        is_secret=True,
+    )
+    jobs_objects: str | None = _option(
+        _JOBS,
+        None,
+        "Keep the large bodies of jobs beside the database: s3://BUCKET/PREFIX, or a folder that all servers "
+        "have.",
+        unset="in the database, up to 256 MiB each",
+        metavar="URL|FOLDER",
+    )
+    job_lease_s: float = _option(
+        _JOBS,
+        30.0,
+        "Give the jobs of a server to others when the database has not heard of it for this long.",
+        at_least=3,
+    )
     job_timeout_s: float | None = _option(
         _JOBS,
         None,
@@ -224,6 +252,7 @@ class ServeOptions:
                 "A TLS key without its certificate: pass --tls-certificate FILE too.",
                 code="bad_option",
             )
+        self._check_jobs()
         if is_loopback(self.host):
             return
         if self.debug:
@@ -250,6 +279,46 @@ class ServeOptions:
                     f"{option.name} ({flag}) has to be a number, {rule}; found {value}.",
                     code="bad_option",
                 )
+
+    def _check_jobs(self) -> None:
+        if self.jobs is not None and self.jobs_folder is not None:
+            raise InputError(
+                "Jobs are kept in a folder (--jobs-folder) or in a database (--jobs), not in both.",
+                code="bad_option",
+            )
+        if self.jobs_objects is not None and self.jobs is None:
+            raise InputError(
+                "--jobs-objects is for jobs in a database: pass --jobs URL too.", code="bad_option"
+            )
+
+    def read_jobs_url(self) -> str:
+        """The URL of the database of jobs, which may hold a password.
+
+        Raises:
+            DefinitionError: the file that should hold it cannot be read, or holds something else.
+        """
+        assert self.jobs is not None
+        if self.jobs.startswith(_DATABASES):
+            return self.jobs
+        if "://" in self.jobs:
+            raise DefinitionError(
+                "--jobs takes a URL that begins with postgresql://, or a file with such a URL in it.",
+                code="bad_jobs_url",
+            )
+        try:
+            url = Path(self.jobs).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise DefinitionError(
+                f"The file {self.jobs} with the URL of the database of jobs cannot be read: {reason}.",
+                code="bad_jobs_url",
+            ) from None
+        if not url.startswith(_DATABASES):
+            raise DefinitionError(
+                f"The file {self.jobs} has to hold a URL that begins with postgresql://, and nothing else.",
+                code="bad_jobs_url",
+            )
+        return url
 
 
 def is_loopback(host: str) -> bool:

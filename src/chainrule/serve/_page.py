@@ -133,7 +133,7 @@ def _render(facts: Facts) -> tuple[str, str]:
     version = "" if facts.version == "unknown" else facts.version
     document = Document(facts.openapi)
     sides = "".join(
-        f"<h2>{title}</h2><div class='scroll'>{Field.table(fields)}</div>"
+        f"<h2>{title}</h2>{_scrolling(title, Field.table(fields))}"
         for title, fields in (
             ("Inputs", document.fields("inputs")),
             ("Outputs", document.fields("outputs")),
@@ -157,16 +157,22 @@ def _endpoints(facts: Facts) -> str:
     capabilities = Document(facts.openapi).capabilities
     rows = "".join(
         f"<tr><td><code>POST {escape(name)}</code></td>"
-        f"<td>{escape(str(capabilities.get(name, '')))}</td></tr>"
+        f"<td>{escape(str(capabilities.get(name, 'added by the server')))}</td></tr>"
         for name in facts.endpoints
     )
-    return (
-        "<div class='scroll'><table><thead><tr><th scope='col'>request</th>"
+    table = (
+        "<table><thead><tr><th scope='col'>request</th>"
         f"<th scope='col'>what it is</th></tr></thead><tbody>{rows}"
         "<tr><td><code>GET health</code></td><td>whether it is up</td></tr>"
         "<tr><td><code>GET <a href='openapi.json'>openapi.json</a></code></td>"
-        "<td>all of this, for machines</td></tr></tbody></table></div>"
+        "<td>all of this, for machines</td></tr></tbody></table>"
     )
+    return _scrolling("Endpoints", table)
+
+
+def _scrolling(label: str, table: str) -> str:
+    """A table that scrolls on a small screen, also by the keys."""
+    return f"<div class='scroll' tabindex='0' role='region' aria-label='{label}'>{table}</div>"
 
 
 def _example(facts: Facts, address: str) -> str:

@@ -580,6 +580,9 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
 
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self.folder)!r}, keep={self._keep}): steps {list(self.steps())}"
+
     def save(
         self, step: int, tree: Any, *, mask: Any = None, metadata: Mapping[str, Any] | None = None
     ) -> None:

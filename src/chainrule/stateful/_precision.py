@@ -49,7 +49,8 @@ def precision(
         compute: the dtype of its arguments and parameters, for example `jnp.bfloat16`.
         output: the dtype of its results; by default that in which they were computed.
         kwargs_mask: which parameters are cast: by default the trainable ones, so that running statistics are
-            accumulated in their own precision.
+            accumulated in their own precision. equinox's own `BatchNorm` needs its state in the precision of
+            its input: `True` casts everything.
 
     Example:
         >>> import jax.numpy as jnp

@@ -18,7 +18,8 @@ _PATIENCE_S = 5.0
 """How long a browser may take to read, or to come at all when a tab was opened for it."""
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "frame-ancestors 'none'",
+    # A notebook on this machine shows the page in a cell.
+    "Content-Security-Policy": "frame-ancestors http://127.0.0.1:* http://localhost:*",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import webbrowser
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from chainrule._errors import InputError
 from chainrule._trees import iterate_leaves
 from chainrule.view._arrays import Arrays, as_numbers, norm, reduced
 from chainrule.view._live import LiveServer, event
-from chainrule.view._page import cell, page, to_json
+from chainrule.view._page import cell, display_in_cell, frame_of, page, to_json
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class Watch:
         self._ended = threading.Event()
         self._server: LiveServer | None = None
         self._has_opened = False
+        self._cell: Callable[[str], object] | None = None
 
     @property
     def frames(self) -> tuple[WatchFrame, ...]:
@@ -156,6 +157,26 @@ class Watch:
         named = {} if gradient is None else {"gradient": gradient}
         self(getattr(found, "evaluation", None), cost=cost, gradients=named, inputs=inputs)
 
+    def verbose(self, **found: tuple[str, Any]) -> None:
+        """Record the steps of a solver of optimistix.
+
+        Pass it as `verbose=w.verbose`. The cost is the loss at the point that the step has evaluated, and the
+        inputs are that point. Steps arrive while the compiled solver runs; `jax.effects_barrier()` waits for
+        the last.
+
+        Args:
+            **found: what the solver says of a step: name → (words, value).
+        """
+        # Imported here: a loop without JAX can be watched, too.
+        import jax
+
+        values = {name: value for name, (_, value) in found.items()}
+
+        def record(cost: Any, inputs: Any) -> None:
+            self(cost=cost, inputs=inputs)
+
+        jax.debug.callback(record, values.get("loss_this_step"), values.get("y"))
+
     def __enter__(self) -> Watch:
         """Begin to serve the page."""
         self._ended.clear()
@@ -166,7 +187,8 @@ class Watch:
             _log.warning("%s", self._note)
             return self
         self.url = self._server.url
-        self._has_opened = self._show(self.url)
+        self._cell = display_in_cell(frame_of(f"{self.url}/", self.title, _HEIGHT))
+        self._has_opened = self._cell is None and self._show(self.url)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -177,6 +199,9 @@ class Watch:
         if self._server is not None:
             self._server.close(is_expected=self._has_opened)
         self.url = self._server = None
+        if self._cell is not None:
+            self._cell(self.html())  # the page is gone, and the notebook keeps the run
+            self._cell = None
 
     def save(self, path: str | Path) -> Path:
         """Write the run as one HTML file that needs nothing else.
@@ -286,14 +311,14 @@ def watch(
 ) -> Watch:
     """Watch a loop: its cost, gradients, inputs and fields, live in a browser and afterwards.
 
-    Inside the `with` block a page on this machine follows the run. Afterwards a notebook shows the run as
-    the last line of a cell, and `save` writes it to one file. Without `with` nothing is served.
+    Inside the `with` block a page on this machine follows the run: in the cell of a notebook, which keeps the
+    run afterwards, or in a tab. `save` writes the run to one file. Without `with` nothing is served.
 
     Args:
         title: of the page.
         max_frames: how many steps are kept; a longer run is thinned out evenly, with its first and its last.
         open_browser: whether to open a tab; by default where standard output is a terminal and there is a
-            screen. Otherwise a terminal gets the address as a line.
+            screen. Otherwise a terminal gets the address as a line. In a notebook no tab is opened.
 
     Raises:
         InputError: fewer than three frames.

@@ -334,3 +334,15 @@ def test_a_step_that_leaves_the_domain_becomes_shorter(algorithm, scale):
             apply, {"x": 0.0}, {"x"}, {"y"}, algorithm=algorithm, eps="auto"
         )["y"]["x"]
     np.testing.assert_allclose(found * scale, -0.5, rtol=5e-3)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("power", [2, 3, 5])
+def test_a_derivative_of_zero_at_zero_is_no_jump(algorithm, scale, power):
+    """Of xⁿ at 0 the quotients are hⁿ⁻¹: no two agree, and all go to 0. A warning is an error here."""
+    how = {"algorithm": algorithm, "eps": "auto"}
+    found = finite_difference_jacobian(
+        lambda m: {"y": (m["x"] / scale) ** power}, {"x": 0.0}, {"x"}, {"y"}, **how
+    )["y"]["x"]
+    assert abs(found * scale) < 1e-4

@@ -22,6 +22,7 @@ Object = dict[str, Any]
 _PRE_STOP_S = 10
 _USER = 10001
 _TOKEN, _TLS, _JOBS = "/run/chainrule/token", "/run/chainrule/tls", "/jobs"
+_DATABASE, _DATABASE_PORT = "/run/chainrule/jobs", 5432
 
 
 def manifests(deployment: KubernetesDeployment) -> list[Object]:
@@ -45,7 +46,7 @@ def manifests(deployment: KubernetesDeployment) -> list[Object]:
         _network_policy(deployment),
         _service(deployment),
         _replica_service(deployment),
-        _stateful_set(deployment) if deployment.jobs else _deployment(deployment),
+        _stateful_set(deployment) if deployment.keeps_jobs else _deployment(deployment),
         _disruption_budget(deployment),
     ]
     if deployment.hpa:
@@ -214,8 +215,10 @@ def _arguments(deployment: KubernetesDeployment) -> list[str]:
     arguments += ["--log-format", "json"]
     if deployment.tls_secret:
         arguments += ["--tls-certificate", f"{_TLS}/tls.crt", "--tls-key", f"{_TLS}/tls.key"]
-    if deployment.jobs:
+    if deployment.keeps_jobs:
         arguments += ["--jobs-folder", _JOBS]
+    if deployment.shares_jobs:
+        arguments += ["--jobs", f"{_DATABASE}/url"]
     return [*arguments, *deployment.serve_arguments]
 
 
@@ -259,8 +262,10 @@ def _mounts(deployment: KubernetesDeployment) -> list[tuple[str, str, bool]]:
     ]
     if deployment.tls_secret:
         mounts.append(("tls", _TLS, True))
-    if deployment.jobs:
+    if deployment.keeps_jobs:
         mounts.append(("jobs", _JOBS, False))
+    if deployment.shares_jobs:
+        mounts.append(("jobs", _DATABASE, True))
     return mounts
 
 
@@ -275,6 +280,8 @@ def _volumes(deployment: KubernetesDeployment) -> list[Object]:
     ]
     if deployment.tls_secret:
         volumes.append(_secret_volume("tls", deployment.tls_secret))
+    if deployment.shares_jobs:
+        volumes.append(_secret_volume("jobs", deployment.jobs_secret or f"{deployment.name}-jobs"))
     return volumes
 
 
@@ -336,12 +343,14 @@ def _target(deployment: KubernetesDeployment) -> Object:
 
 
 def _network_policy(deployment: KubernetesDeployment) -> Object:
-    """The own namespace and `allow_from` may call; the component may call DNS and `allow_to`."""
+    """The own namespace and `allow_from` may call; the component may call DNS, `allow_to` and a database."""
     callers: list[Object] = [{"podSelector": {}}]
     for namespace in deployment.allow_from:
         name = {"kubernetes.io/metadata.name": namespace}
         callers.append({"namespaceSelector": {"matchLabels": name}})
-    names = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    names: list[Object] = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    if deployment.shares_jobs:
+        names.append({"protocol": "TCP", "port": _DATABASE_PORT})
     outgoing: list[Object] = [{"ports": names}]
     for address in deployment.allow_to:
         network, port = split_address(address)

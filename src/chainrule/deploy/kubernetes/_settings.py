@@ -9,6 +9,9 @@ from ipaddress import ip_network
 
 from chainrule._errors import InputError
 
+DATABASE = "postgresql"
+"""What `jobs` is where all servers share a database."""
+
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?")
 _DNS_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -43,8 +46,10 @@ class KubernetesDeployment:
         keda: a ScaledObject of KEDA starts up to this many servers, by the same number.
         prometheus: URL of the Prometheus server that KEDA asks.
         scale_to_zero: whether KEDA may stop the last server.
-        jobs: size of the volume that keeps jobs; jobs end with their server when not given.
-        storage_class: class of that volume; the cluster's default when not given.
+        jobs: size of the volume that keeps the jobs of one server, or `postgresql` for jobs in a database
+            that all servers share; jobs end with their server when not given.
+        jobs_secret: Secret whose key `url` is the URL of that database; `NAME-jobs` when not given.
+        storage_class: class of the volume; the cluster's default when not given.
         token_secret: Secret whose key `token` callers have to send; `NAME-token` when not given.
         tls_secret: Secret of the type `kubernetes.io/tls` for the server's own HTTPS.
         pull_secret: Secret for the registry of the image.
@@ -76,6 +81,7 @@ class KubernetesDeployment:
     prometheus: str | None = None
     scale_to_zero: bool = False
     jobs: str | None = None
+    jobs_secret: str | None = None
     storage_class: str | None = None
     token_secret: str | None = None
     tls_secret: str | None = None
@@ -90,15 +96,28 @@ class KubernetesDeployment:
     grace_s: int = 30
     startup_s: int = 300
 
+    @property
+    def shares_jobs(self) -> bool:
+        """Whether jobs are in a database that all servers share."""
+        return self.jobs == DATABASE
+
+    @property
+    def keeps_jobs(self) -> bool:
+        """Whether jobs are in a volume of the one server."""
+        return self.jobs is not None and not self.shares_jobs
+
     def __post_init__(self) -> None:
         self._check_names()
+        self._check_jobs()
         self._check_sizes()
         self._check_together()
 
     def _check_names(self) -> None:
         # A StatefulSet adds a number to the name, a Service a word: 42 characters leave room in 63.
         _match(_LABEL, "name", self.name, "lower-case letters, digits and '-', at most 42")
-        names = ("namespace", "storage_class", "token_secret", "tls_secret", "pull_secret")
+        names = (
+            "namespace", "storage_class", "jobs_secret", "token_secret", "tls_secret", "pull_secret",
+        )  # fmt: skip
         for key in (*names, "ingress", "ingress_class", "ingress_tls"):
             _match(_DNS_NAME, key, getattr(self, key), "a DNS name in lower case")
         for namespace in self.allow_from:
@@ -109,9 +128,25 @@ class KubernetesDeployment:
         for address in self.allow_to:
             split_address(address)
 
+    def _check_jobs(self) -> None:
+        if self.jobs is not None and "://" in self.jobs:
+            raise InputError(
+                "The URL of a database may hold a password, and is not written into manifests. Make a Secret "
+                f"of it: kubectl create secret generic {self.jobs_secret or f'{self.name}-jobs'} "
+                f"--from-literal=url=postgresql://…, and pass --jobs {DATABASE}.",
+                code="bad_option",
+            )
+        if self.jobs_secret is not None and not self.shares_jobs:
+            raise InputError(
+                f"--jobs-secret is for jobs in a database: pass --jobs {DATABASE} too.",
+                code="bad_option",
+            )
+
     def _check_sizes(self) -> None:
         for key in ("cpu", "memory", "shared_memory", "jobs"):
             value = getattr(self, key)
+            if key == "jobs" and self.shares_jobs:
+                continue
             if value is not None and not (_QUANTITY.fullmatch(value) and quantity(value) > 0):
                 raise _refused(key, "a quantity such as 2, 500m or 4Gi", value)
         for key, least in (
@@ -142,13 +177,13 @@ class KubernetesDeployment:
             )
         if self.scale_to_zero and self.keda is None:
             raise InputError("Only KEDA scales to zero (--keda N).", code="bad_option")
-        if self.jobs is not None and (self.replicas > 1 or self.hpa or self.keda):
+        if self.keeps_jobs and (self.replicas > 1 or self.hpa or self.keda):
             raise InputError(
                 "Jobs in a volume belong to one server: another replica does not find them. Deploy one "
-                "replica with more workers, or leave --jobs out.",
+                f"replica with more workers, or keep jobs in a database (--jobs {DATABASE}).",
                 code="bad_option",
             )
-        if self.jobs is None and self.storage_class is not None:
+        if not self.keeps_jobs and self.storage_class is not None:
             raise InputError("--storage-class is for the volume of --jobs SIZE.", code="bad_option")
         if self.ingress is None and (self.ingress_class or self.ingress_tls):
             raise InputError(

@@ -88,8 +88,9 @@ def find_place(
     """Where a component computes, by what its author declares; `None` for the host.
 
     Raises:
-        DefinitionError: the declaration makes no sense (`bad_device`), the framework is not installed
-            (`framework_missing`), or a GPU is missing that the component cannot do without (`no_device`).
+        DefinitionError: the declaration makes no sense (`bad_device`), or a GPU is missing that the component
+            cannot do without (`no_device`).
+        CapabilityError: the framework is not installed (`missing_dependency`).
     """
     needs_gpu = device == "cuda-only" or framework in ("cupy", "warp")
     if device is None and framework not in ("cupy", "warp", "device"):

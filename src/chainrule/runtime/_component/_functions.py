@@ -447,8 +447,8 @@ def framework_implementations(
     """How a function runs in its framework, and what follows.
 
     Raises:
-        DefinitionError: an unknown framework (`unknown_framework`), or one that is not installed
-            (`framework_missing`).
+        DefinitionError: an unknown framework (`unknown_framework`).
+        CapabilityError: the framework is not installed (`missing_dependency`).
     """
     if framework not in get_args(Framework):
         raise DefinitionError(

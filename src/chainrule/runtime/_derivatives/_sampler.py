@@ -667,6 +667,8 @@ class _Adaptation:
     def _shorten_from(self, start: int, doubtful: np.ndarray) -> None:
         first = level = self._levels[start]
         jumps = doubtful.copy()
+        # A derivative of zero: that of x³ at 0 is h² with every step, and no two steps agree.
+        vanishes = doubtful.copy()
         number, length = start, 1.0
         # Not below unit^(3/4) of the scale of the inputs, where rounding leaves a quarter of the digits.
         shortest = self._unit ** (3 / 4 - 1 / (self._sampler.stencil.order + 1))
@@ -682,6 +684,7 @@ class _Adaptation:
                 # The noise of a solver is not a jump: it is small beside the outputs.
                 jumps = apart > DOUBT * np.abs(self._slope(level)) + noise
                 jumps &= np.abs(first.found[0].change) > np.sqrt(self._unit) * self._base
+            vanishes &= np.abs(slope) <= np.abs(self._slope(level)) / 2
             agreed = doubtful & (apart <= AGREE * np.abs(slope) + noise)
             self._chosen[agreed] = number
             # What is left between them beyond rounding is the truncation error of the longer step. The
@@ -689,8 +692,9 @@ class _Adaptation:
             level, number = shorter, len(self._levels) - 1
             self._chosen[agreed & (apart > AGREE / 10 * np.abs(slope) + noise)] = number
             doubtful &= ~agreed
-        if (doubtful & jumps).any():
-            self._warn(doubtful & jumps)
+        self._chosen[doubtful & vanishes] = number
+        if (doubtful & jumps & ~vanishes).any():
+            self._warn(doubtful & jumps & ~vanishes)
 
     def _is_long(self, level: _Level) -> np.ndarray:
         """Whether the step is too long for a program that varies on the scale of one.

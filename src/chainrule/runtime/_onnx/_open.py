@@ -52,7 +52,8 @@ def from_onnx(
         operators that are not supported in JAX, or gives other results there.
 
     Raises:
-        DefinitionError: the file is no model (`bad_onnx`), or a package is missing (`not_installed`).
+        DefinitionError: the file is no model (`bad_onnx`).
+        CapabilityError: a package is missing (`missing_dependency`).
     """
     path = Path(path)
     session = _session(path)

@@ -1,9 +1,12 @@
 """Jobs: calls that outlive the connection that asked for them.
 
 _routes     over HTTP: requests become jobs, jobs become answers
-_runner     from the queue through a worker to an end
-_live       jobs that are not over: queue, state, listeners, output
-_store      jobs on disk
+_runner     from a store through a worker to an end
+_live       jobs that are not over: state, listeners, output
+_store      what a job is, and what a store of jobs promises
+_files      the jobs of one server, in a folder
+_postgres   the jobs of several servers, in a database
+_objects    large bodies beside a database
 """
 
 from chainrule.serve._jobs._routes import JobReplies, job_routes, with_server_routes

@@ -1,24 +1,18 @@
-"""Jobs that are not over: their queue, state, listeners and output, and what their worker reports."""
+"""Jobs that are not over: their state, listeners and output, and what their worker reports."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import threading
-from bisect import bisect_left
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
-from chainrule._files import open_private
-from chainrule.serve._jobs._store import JobRecord
+from chainrule.serve._jobs._store import JobRecord, LogWriter
 from chainrule.serve._logs import Output
-from chainrule.serve._pool import Service
 
 Event = tuple[str, Any]
 """`("state" | "progress", JobRecord)` or `("log", (number, line))`."""
@@ -28,20 +22,32 @@ _MAX_EVENTS = 4096
 
 
 class LiveJob:
-    """One queued or running job. For the event loop.
+    """One job that this server runs, or that callers of this server follow. For the event loop.
 
     Attributes:
         record: what is known now.
-        task: what runs it, once it is running.
+        is_held: whether this server has taken it.
+        task: what runs it, where this server has taken it.
+        log: its output, while it runs here.
+        follower: what learns of it from the store, where another server may hold it.
+        watchers: how many callers of this server wait for it or follow it.
+        news: set when the store may know more of it.
         is_cancelled: whether a caller asked for its end.
+        is_lost: whether this server has to stop it without an end.
         is_ending: whether its outcome is decided and only has to be kept.
         ended: set after its last event.
     """
 
     def __init__(self, record: JobRecord) -> None:
         self.record = record
+        self.is_held = False
         self.task: asyncio.Task[None] | None = None
+        self.log: JobLog | None = None
+        self.follower: asyncio.Task[None] | None = None
+        self.watchers = 0
+        self.news = asyncio.Event()
         self.is_cancelled = False
+        self.is_lost = False
         self.is_ending = False
         self.ended = asyncio.Event()
         self._listeners: set[_Listener] = set()
@@ -95,66 +101,6 @@ class _Listener:
                 yield None
 
 
-class JobQueue:
-    """Jobs of one component, first come first served.
-
-    Each has the number of its arrival, and the queue is in order of these numbers. So a place in the queue is
-    found by bisection, also after jobs in the middle were cancelled: a list of jobs asks for many places.
-
-    Attributes:
-        service: the component.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self._queue: list[tuple[int, LiveJob]] = []
-        self._numbers: dict[str, int] = {}
-        self._arrivals = itertools.count()
-        self._has_some = asyncio.Event()
-        self._is_held = False
-
-    def __len__(self) -> int:
-        """How many jobs wait that no worker has been asked to run."""
-        return len(self._queue)
-
-    def put(self, live: LiveJob) -> None:
-        """Let a job wait behind all others."""
-        number = self._numbers[live.record.id] = next(self._arrivals)
-        self._queue.append((number, live))
-        self._has_some.set()
-
-    async def take(self) -> LiveJob:
-        """The job whose turn it is."""
-        while not self._queue or self._is_held:
-            self._has_some.clear()
-            await self._has_some.wait()
-        return self._pop(0)
-
-    def remove(self, live: LiveJob) -> bool:
-        """Let a job wait no longer; whether it did."""
-        place = self._place(live.record.id)
-        if place is not None:
-            self._pop(place)
-        return place is not None
-
-    def position(self, job_id: str) -> int:
-        """How many are before a job; none if it only waits for a worker."""
-        return self._place(job_id) or 0
-
-    def hold(self) -> None:
-        """Give no more jobs out."""
-        self._is_held = True
-
-    def _place(self, job_id: str) -> int | None:
-        number = self._numbers.get(job_id)
-        return None if number is None else bisect_left(self._queue, number, key=itemgetter(0))
-
-    def _pop(self, place: int) -> LiveJob:
-        _, live = self._queue.pop(place)
-        del self._numbers[live.record.id]
-        return live
-
-
 # Of the log of one job, and of one of its lines; the rest is cut off.
 _MAX_BYTES = 10 << 20
 _MAX_LINE = 8192
@@ -164,16 +110,16 @@ class JobLog(Output):
     """The output of one job.
 
     Args:
-        path: file that keeps it, up to 10 MiB.
+        kept: keeps it, up to 10 MiB.
         on_line: called with the number of every line (from 1) and its text, on a thread of this log.
         pass_on: where the bytes go as well, for example the log of the server.
     """
 
     def __init__(
-        self, path: Path, on_line: Callable[[int, str], None], pass_on: Callable[[bytes], None]
+        self, kept: LogWriter, on_line: Callable[[int, str], None], pass_on: Callable[[bytes], None]
     ) -> None:
         super().__init__()
-        self._path = path
+        self._kept = kept
         self._on_line = on_line
         self._pass_on = pass_on
         self._written = 0
@@ -191,6 +137,12 @@ class JobLog(Output):
             if self._rest:
                 self._publish(self._rest)
                 self._rest = b""
+        self.flush()
+
+    def flush(self) -> None:
+        """Let everything be read that has arrived."""
+        with contextlib.suppress(OSError):
+            self._kept.flush()
 
     def _write(self, chunk: bytes) -> None:
         """Add some output. A disk that is full costs lines, not jobs."""
@@ -212,8 +164,7 @@ class JobLog(Output):
             return
         if len(chunk) > room:
             chunk = chunk[:room] + b"\n[the rest is not kept]\n"
-        with open(self._path, "ab", buffering=0, opener=open_private) as file:
-            file.write(chunk)
+        self._kept.write(chunk)
         self._written += len(chunk)
 
     def _publish(self, line: bytes) -> None:
@@ -228,6 +179,7 @@ class JobWatcher:
         live: the job.
         output: takes what it prints.
         on_start: awaited before the worker begins.
+        on_report: called with every progress.
         timeout_s: how long the job may run; `None` for no limit.
 
     Attributes:
@@ -239,10 +191,12 @@ class JobWatcher:
         live: LiveJob,
         output: Output,
         on_start: Callable[[LiveJob], Awaitable[None]],
+        on_report: Callable[[JobRecord], None],
         timeout_s: float | None,
     ) -> None:
         self._live = live
         self._on_start = on_start
+        self._on_report = on_report
         self.output = output
         self.timeout_s = timeout_s
         self.has_started = False
@@ -257,3 +211,4 @@ class JobWatcher:
         live = self._live
         live.record = replace(live.record, fraction=fraction, message=message or None)
         live.publish("progress", live.record)
+        self._on_report(live.record)

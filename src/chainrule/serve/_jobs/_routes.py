@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -56,7 +55,9 @@ class JobReplies:
         self.jobs = jobs
         self._config = config
 
-    async def answer(self, service: Service, call: Call, *, key: str | None, waits: bool) -> Reply:
+    async def answer(
+        self, service: Service, call: Call, *, key: str | None, waits: bool, is_idempotent: bool
+    ) -> Reply:
         """Answer a request that becomes a job.
 
         Args:
@@ -65,13 +66,14 @@ class JobReplies:
             key: its `Idempotency-Key`.
             waits: whether the caller waits for the end. A caller that stops waiting does not end the job:
                 it has a key, and comes back.
+            is_idempotent: whether the caller says that the call may run twice.
         """
         if key is not None and not 0 < len(key) <= _MAX_KEY:
             raise InputError(
                 f"An Idempotency-Key has 1 to {_MAX_KEY} characters.", code="bad_idempotency_key"
             )
         Run(self._config, run_id=call.run_id)
-        record, is_new = await self.jobs.submit(service, call, key)
+        record, is_new = await self.jobs.submit(service, call, key, is_idempotent=is_idempotent)
         if not waits:
             return self.describe(record, 202, is_repeated=not is_new)
         record = await self.jobs.wait(record)
@@ -81,7 +83,7 @@ class JobReplies:
 
     def describe(self, record: JobRecord, status: int = 200, *, is_repeated: bool = False) -> Reply:
         """A job object."""
-        content = orjson.dumps(self.jobs.describe(record))
+        content = orjson.dumps(record.to_json())
         retry_after_s = 1 if status == 202 else None
         reply = Reply(status, "application/json", [content], retry_after_s)
         return _with_headers(reply, record, is_repeated)
@@ -111,7 +113,7 @@ class JobReplies:
 
     async def get_list(self, request: Request) -> Response:
         records = await self.jobs.newest(*_filters(request))
-        content = orjson.dumps({"jobs": [self.jobs.describe(record) for record in records]})
+        content = orjson.dumps({"jobs": [record.to_json() for record in records]})
         return Response(content, headers=_NOT_STORED, media_type="application/json")
 
     async def get_one(self, request: Request) -> Reply:
@@ -125,7 +127,7 @@ class JobReplies:
 
     async def get_log(self, request: Request) -> Response:
         record = await self._find(request)
-        content = await asyncio.to_thread(_read, self.jobs.log_path(record))
+        content = await self.jobs.log(record)
         return Response(content, headers=_NOT_STORED, media_type="text/plain; charset=utf-8")
 
     async def get_events(self, request: Request) -> Response:
@@ -138,14 +140,13 @@ class JobReplies:
 
     async def _stream(self, record: JobRecord) -> AsyncIterator[bytes]:
         """The present state, the log so far, then events until the job is over."""
-        live = self.jobs.live(record.id)
-        if live is None:
+        if record.is_final:
             for line in await self._past_lines(record):
                 yield _event("log", {"line": line})
-            yield _event("state", self.jobs.describe(await self.jobs.get(record.id)))
+            yield _event("state", record.to_json())
             return
-        async with live.listen() as events:
-            yield _event("state", self.jobs.describe(live.record))
+        async with self.jobs.watch(record) as live, live.listen() as events:
+            yield _event("state", live.record.to_json())
             past = await self._past_lines(record, complete=True)
             for line in past:
                 yield _event("log", {"line": line})
@@ -153,12 +154,12 @@ class JobReplies:
                 if event is None:
                     yield b": still here\n\n"
                 elif event[0] != "log":
-                    yield _event(event[0], self.jobs.describe(event[1]))
+                    yield _event(event[0], event[1].to_json())
                 elif event[1][0] > len(past):
                     yield _event("log", {"line": event[1][1]})
 
     async def _past_lines(self, record: JobRecord, *, complete: bool = False) -> list[str]:
-        content = await asyncio.to_thread(_read, self.jobs.log_path(record))
+        content = await self.jobs.log(record)
         *lines, rest = content.decode("utf-8", "replace").split("\n")
         return lines if complete or not rest else [*lines, rest]
 
@@ -260,13 +261,6 @@ def _filters(request: Request) -> tuple[Any, int]:
     if not (text.isascii() and text.isdigit()) or not 0 < int(text[:9]) <= _MAX_LISTED:
         raise InputError(f"A limit is a number from 1 to {_MAX_LISTED}.", code="bad_query")
     return state, int(text)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:  # missing or damaged: a job without a log
-        return b""
 
 
 def _event(kind: str, data: Any) -> bytes:

@@ -1,9 +1,12 @@
 """Runs jobs: taken on durably, given to the workers in order, ended in a definite state.
 
-A job's way is `queued → running → succeeded | failed | cancelled`. Each step is on disk before the next one
+A job's way is `queued → running → succeeded | failed | cancelled`. Each step is stored before the next one
 begins: a job is acknowledged after its row is safe, and its worker starts after the row says `running`. So a
-server that is killed at any moment leaves only jobs that certainly have not run (they are run by the next
-server) and jobs that may have run (they are reported as failed).
+server that is killed at any moment leaves only jobs that certainly have not run (they are run by another
+server) and jobs that may have run (they are reported as failed, unless they may run twice).
+
+A server asks its store for a job when a worker has nothing to do. What callers of this server follow is in
+`_live`: jobs that run here, and jobs of which the store says how they are.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -24,8 +28,17 @@ from chainrule._codec import FRAMES_MEDIA_TYPE, negotiate
 from chainrule._errors import CapabilityError, ChainruleError, InputError, StorageError
 from chainrule._files import Scratch
 from chainrule.serve._calls import Call, CallError, Reply
-from chainrule.serve._jobs._live import JobLog, JobQueue, JobWatcher, LiveJob
-from chainrule.serve._jobs._store import JobRecord, JobStore, State, body_digest
+from chainrule.serve._jobs._files import FileJobStore
+from chainrule.serve._jobs._live import JobLog, JobWatcher, LiveJob
+from chainrule.serve._jobs._store import (
+    JobQueue,
+    JobRecord,
+    JobStore,
+    LeaseLostError,
+    State,
+    body_digest,
+    server_stopped,
+)
 from chainrule.serve._logs import Output
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Service
@@ -35,15 +48,15 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Between two removals of old jobs, two attempts to hand a job to a full queue, and two attempts to write the
-# end of a job to a disk that is full.
+# Between two removals of old jobs, two attempts to hand a job to a full queue, two attempts to use a store
+# that failed, and two looks at whether other servers hear of this one.
 _SWEEP_S = 60.0
 _RETRY_S = 0.2
-_KEEP_AGAIN_S = 1.0
+_AGAIN_S = 1.0
 
 
 class Jobs:
-    """The jobs of one server. For the event loop; the disk is touched by one thread behind it.
+    """The jobs of one server. For the event loop; the store is used by threads behind it.
 
     Args:
         options: where jobs are kept, how long, how many.
@@ -54,9 +67,11 @@ class Jobs:
         self._options = options
         self._output = output
         self._temporary: Scratch | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="chainrule-jobs")
+        self._store: JobStore
+        self._threads: ThreadPoolExecutor | None = None
         self._live: dict[str, LiveJob] = {}
-        self._queues: dict[str, JobQueue] = {}
+        self._to_cancel: set[str] = set()
+        self._work_came = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._is_stopped = False
@@ -65,45 +80,52 @@ class Jobs:
         """Find the jobs of the last server again, and begin.
 
         Raises:
-            ChainruleError: the folder cannot be used.
+            ChainruleError: the folder or the database cannot be used.
         """
-        self._store = await self._in_thread(self._open)
-        for name, service in services.items():
-            self._queues[name] = JobQueue(service)
-        for record in await self._in_thread(self._store.recover):
-            await self._resume(record)
-        for queue in self._queues.values():
-            for _ in range(queue.service.pool.size):
-                self._spawn(self._work(queue))
+        self._store = store = await asyncio.to_thread(self._make_store)
+        self._threads = ThreadPoolExecutor(store.threads, thread_name_prefix="chainrule-jobs")
+        await self._in_thread(store.open, _LoopSignals(asyncio.get_running_loop(), self))
+        for record in await self._in_thread(store.orphans, set(services)):
+            await self._finish(LiveJob(record), "failed", problem_reply(_not_served(record)))
+        for service in services.values():
+            for _ in range(service.pool.size):
+                self._spawn(self._work(service))
         self._spawn(self._sweep())
+        if store.is_shared:
+            self._spawn(self._mind())
 
-    def _open(self) -> JobStore:
+    def _make_store(self) -> JobStore:
+        settings: dict[str, Any] = {
+            "retention_s": self._options.job_retention_s,
+            "max_bytes": self._options.max_job_bytes,
+        }
+        if self._options.jobs is not None:
+            from chainrule.serve._jobs._postgres import PostgresJobStore
+
+            return PostgresJobStore(
+                self._options.read_jobs_url(),
+                objects=self._options.jobs_objects,
+                lease_s=self._options.job_lease_s,
+                **settings,
+            )
         folder = self._options.jobs_folder
         if folder is None:
             self._temporary = Scratch("jobs")
             folder = self._temporary.path
-        return JobStore(
-            folder,
-            retention_s=self._options.job_retention_s,
-            max_bytes=self._options.max_job_bytes,
-        )
-
-    async def _resume(self, record: JobRecord) -> None:
-        queue = self._queues.get(record.component)
-        if queue is None or record.endpoint not in queue.service.facts.endpoints:
-            message = f"This server no longer serves {record.component}/{record.endpoint}."
-            error = CapabilityError(message, code="component_missing")
-            await self._finish(LiveJob(record), "failed", problem_reply(error))
-            return
-        live = self._live[record.id] = LiveJob(record)
-        queue.put(live)
+        return FileJobStore(folder, **settings)
 
     # What callers do
 
     async def submit(
-        self, service: Service, call: Call, key: str | None = None
+        self, service: Service, call: Call, key: str | None = None, *, is_idempotent: bool = False
     ) -> tuple[JobRecord, bool]:
         """Take a job on, or find the one that was taken on with the same key.
+
+        Args:
+            service: the component.
+            call: the request, with its body as bytes.
+            key: its `Idempotency-Key`.
+            is_idempotent: whether the caller says that the call may run twice.
 
         Returns:
             The job, and whether it is new.
@@ -117,19 +139,9 @@ class Jobs:
         if self._is_stopping:
             raise CallError.stopping()
         negotiate(call.accept)
-        component = service.name
         digest = await self._in_default_thread(lambda: body_digest(call.body))
-        if key is not None:
-            known = await self._in_thread(self._store.with_key, component, call.endpoint, key)
-            if known is not None:
-                return self._same_request(known, digest), False
-        queue = self._queues[component]
-        if len(queue) >= self._options.max_jobs:
-            raise CallError.unavailable(
-                f"{self._options.max_jobs} jobs wait already.", "queue_full", 5
-            )
         record = JobRecord(
-            component=component,
+            component=service.name,
             endpoint=call.endpoint,
             run_id=call.run_id or "",
             content_type=call.content_type,
@@ -138,33 +150,21 @@ class Jobs:
             traceparent=call.traceparent,
             idempotency_key=key,
             body_digest=digest,
+            is_idempotent=is_idempotent,
         )
         record = replace(record, run_id=call.run_id or record.id)
-        # Known before it is on disk: a request with the same key may see the row before `add` returns.
-        live = self._live[record.id] = LiveJob(record)
-        try:
-            await asyncio.shield(self._in_thread(self._store.add, record, call.body))
-        except StorageError:
-            del self._live[record.id]
-            # Two requests with one key at the same time: the index let only the first one in.
-            if key is None:
-                raise
-            known = await self._in_thread(self._store.with_key, component, call.endpoint, key)
-            if known is None:
-                raise
-            return self._same_request(known, digest), False
-        queue.put(live)
-        return record, True
-
-    def _same_request(self, known: JobRecord, digest: str) -> JobRecord:
-        if known.body_digest != digest:
+        add = partial(self._store.add, record, call.body, max_waiting=self._options.max_jobs)
+        found = await asyncio.shield(self._in_thread(add))
+        if found.id == record.id:
+            self.work_came()
+            return found, True
+        if found.body_digest != digest:
             raise InputError(
                 "This Idempotency-Key was used with another body before; use a new key for a new request.",
                 code="idempotency_key_reused",
-                details={"job": known.id},
+                details={"job": found.id},
             )
-        live = self._live.get(known.id)
-        return known if live is None else live.record
+        return self._now(found), False
 
     async def get(self, job_id: str) -> JobRecord:
         """What is known of a job.
@@ -173,31 +173,39 @@ class Jobs:
             CapabilityError: there is no such job (`job_unknown`).
         """
         live = self._live.get(job_id)
-        record = live.record if live else await self._in_thread(self._store.get, job_id)
+        if live is not None and live.is_held:
+            return live.record
+        record = await self._in_store(lambda store: store.get(job_id))
         if record is None:
             raise CapabilityError(f"There is no job {job_id[:64]!r}.", code="job_unknown")
-        return record
+        return self._now(record)
+
+    def _now(self, record: JobRecord) -> JobRecord:
+        """What is known of a job that the store knows: more, where it runs here."""
+        live = self._live.get(record.id)
+        return live.record if live is not None and live.is_held else record
 
     async def newest(self, state: State | None, limit: int) -> list[JobRecord]:
         """The last jobs, newest first."""
-        records = await self._in_thread(self._store.newest, state, limit)
-        now = [self._live[r.id].record if r.id in self._live else r for r in records]
+        records = await self._in_store(lambda store: store.newest(state, limit))
+        now = map(self._now, records)
         return [record for record in now if state is None or record.state == state]
 
     async def counts(self) -> dict[str, int]:
-        """How many jobs are in each state."""
-        return await self._in_thread(self._store.counts)
+        """How many jobs are in each state; nothing while that cannot be learnt."""
+        try:
+            return await self._in_store(lambda store: store.counts())
+        except StorageError as error:
+            _log.warning("jobs cannot be counted: %s", error.message)
+            return {}
 
-    def live(self, job_id: str) -> LiveJob | None:
-        """A job that is not over."""
-        return self._live.get(job_id)
-
-    def describe(self, record: JobRecord) -> dict[str, Any]:
-        """The job object that callers see."""
-        position = None
-        if record.state == "queued" and record.component in self._queues:
-            position = self._queues[record.component].position(record.id)
-        return record.to_json(position)
+    async def queues(self) -> dict[str, JobQueue]:
+        """Component → its jobs that wait; nothing while that cannot be learnt."""
+        try:
+            return await self._in_store(lambda store: store.queues())
+        except StorageError as error:
+            _log.warning("jobs that wait cannot be counted: %s", error.message)
+            return {}
 
     async def result(self, record: JobRecord) -> bytes | None:
         """The stored answer of a job that is over; `None` when it is gone.
@@ -205,68 +213,193 @@ class Jobs:
         Raises:
             StorageError: it is damaged.
         """
-        return await self._in_thread(self._store.result, record)
+        return await self._in_store(lambda store: store.result(record))
 
-    def log_path(self, record: JobRecord) -> Path:
-        """The file with the output of a job."""
-        return self._store.log_path(record.id)
+    async def log(self, record: JobRecord) -> bytes:
+        """What a job has printed."""
+        live = self._live.get(record.id)
+        if live is not None and live.log is not None:
+            await self._in_default_thread(live.log.flush)
+        return await self._in_store(lambda store: store.log(record.id))
 
     async def cancel(self, record: JobRecord) -> JobRecord:
         """End a job; its worker is free when this returns. A job that is over stays as it is."""
+        if record.is_final:
+            return record
+        withdrawn = await self._in_store(lambda store: store.withdraw(record.id))
+        if withdrawn is not None:
+            await self._finish(self._hold(withdrawn), "cancelled", None)
+        return await self.wait(record)
+
+    async def wait(self, record: JobRecord) -> JobRecord:
+        """The job once it is over, or as it is when the server stops."""
+        while not record.is_final:
+            async with self.watch(record) as live:
+                await live.ended.wait()
+                record = live.record
+            if self._is_stopping:
+                break
+            if not record.is_final:
+                record = await self.get(record.id)
+        return record
+
+    @asynccontextmanager
+    async def watch(self, record: JobRecord) -> AsyncIterator[LiveJob]:
+        """A job that is not over, to listen to; wherever it runs."""
         live = self._live.get(record.id)
         if live is None:
-            return record
+            live = self._live[record.id] = LiveJob(record)
+            live.follower = self._spawn(self._follow(live))
+        live.watchers += 1
+        try:
+            yield live
+        finally:
+            live.watchers -= 1
+            if not live.is_held and not live.watchers:
+                self._forget(live)
+
+    def _forget(self, live: LiveJob) -> None:
+        if self._live.get(live.record.id) is live:
+            del self._live[live.record.id]
+        if live.follower is not None:
+            live.follower.cancel()
+
+    async def _follow(self, live: LiveJob) -> None:
+        """Tell listeners what the store says of a job, until it is over or runs here."""
+        lines = _Lines()
+        while not self._is_stopping:
+            live.news.clear()
+            with contextlib.suppress(StorageError):
+                record = await self._in_thread(self._store.get, live.record.id)
+                # The log is read after the state: that of a job which is over is then complete.
+                log = await self._in_thread(self._store.log, live.record.id, lines.nbytes)
+                for line in lines.after(log, is_all=record is None or record.is_final):
+                    live.publish("log", line)
+                if _tell(live, record):
+                    break
+            if not self._store.is_shared:
+                return  # from here on only this server changes the job
+            await _set_within(live.news, self._store.poll_s)
+        live.end()
+
+    # What the store says
+
+    def work_came(self) -> None:
+        """Let all workers that have nothing to do look for a job."""
+        # Each looks after it has read this attribute: what comes later is a new event for it.
+        came, self._work_came = self._work_came, asyncio.Event()
+        came.set()
+
+    def job_changed(self, job_id: str) -> None:
+        """There is news of a job."""
+        live = self._live.get(job_id)
+        if live is not None:
+            live.news.set()
+
+    def cancel_asked(self, job_id: str) -> None:
+        """End a job that runs here."""
+        live = self._live.get(job_id)
+        if live is None or live.task is None:
+            self._to_cancel.add(job_id)  # its record is on the way here from a thread
+            return
         live.is_cancelled = True
         # The race of reply and cancellation: a job whose worker has replied (`is_ending`) keeps its outcome,
         # which the task is about to write down. Cancelling the task then would lose the answer.
-        if live.task is not None:
-            if not live.is_ending:
-                live.task.cancel()
-        elif self._queues[record.component].remove(live):
-            await self._finish(live, "cancelled", None)
-        await live.ended.wait()
-        return live.record
+        if not live.is_ending:
+            live.task.cancel()
 
-    async def wait(self, record: JobRecord) -> JobRecord:
-        """The job once it is over."""
-        live = self._live.get(record.id)
-        if live is None:
-            return await self.get(record.id)
-        await live.ended.wait()
-        return live.record
+    def lease_lost(self, job_id: str) -> None:
+        """Stop a job that runs here: another server may run it."""
+        live = self._live.get(job_id)
+        if live is not None and live.task is not None and not live.is_lost:
+            _log.error(
+                "job %s is stopped: the database did not hear of this server in time", job_id
+            )
+            live.is_lost = True
+            live.task.cancel()
+
+    async def _mind(self) -> None:
+        """Stop the jobs of this server when other servers may believe that it has ended."""
+        while True:
+            await asyncio.sleep(_AGAIN_S)
+            if self._store.silent_s() > self._store.max_silent_s:
+                for job_id in list(self._live):
+                    self.lease_lost(job_id)
 
     # What happens to them
 
-    async def _work(self, queue: JobQueue) -> None:
-        while True:
-            live = await queue.take()
-            live.task = task = asyncio.create_task(self._run(live, queue.service))
+    async def _work(self, service: Service) -> None:
+        while (record := await self._next(service)) is not None:
+            live = self._hold(record)
+            if live.is_cancelled:
+                await self._finish(live, "cancelled", None)
+                continue
+            live.task = task = asyncio.create_task(self._run(live, service))
             await asyncio.wait([task])
             if not live.ended.is_set():
                 await self._finish_without(live, task)
-            if self._is_stopping:
-                return
+
+    async def _next(self, service: Service) -> JobRecord | None:
+        """The next job for a worker, waited for; `None` when the server stops."""
+        while not self._is_stopping:
+            came, pause_s = self._work_came, self._store.poll_s
+            record = None
+            try:
+                record = await self._in_thread(self._store.take, service.name)
+            except StorageError as error:
+                _log.error("jobs cannot be taken: %s", error.message)
+                pause_s = _AGAIN_S
+            if record is None:
+                await _set_within(came, pause_s)
+            elif self._is_stopping:
+                await self._give_back(record)
+            else:
+                return record
+        return None
+
+    def _hold(self, record: JobRecord) -> LiveJob:
+        """A job that this server has taken, with those who follow it already."""
+        live = self._live.setdefault(record.id, LiveJob(record))
+        if live.follower is not None:
+            live.follower.cancel()
+        live.record, live.is_held = record, True
+        live.is_cancelled = record.id in self._to_cancel
+        self._to_cancel.discard(record.id)
+        return live
+
+    async def _give_back(self, record: JobRecord) -> None:
+        with contextlib.suppress(StorageError):  # its lease ends instead
+            await self._in_store(lambda store: store.give_back(record))
 
     async def _finish_without(self, live: LiveJob, task: asyncio.Task[None]) -> None:
         """End a job whose task did not come to its end."""
-        if live.is_cancelled:
+        error = None if task.cancelled() else task.exception()
+        if live.is_lost or isinstance(error, LeaseLostError):
+            self._lose(live)
+        elif live.is_cancelled:
             # A task that is cancelled before its first step never takes one.
             await self._finish(live, "cancelled", None)
-        elif task.cancelled():
-            live.end()  # the server stops, and the next one runs the job
+        elif error is None:
+            await self._give_back(live.record)
+            self._lose(live)  # the server stops, and another one runs the job
         else:
-            error = task.exception()
             _log.error("job %s failed in the server", live.record.id, exc_info=error)
             await self._finish(live, "failed", problem_reply(_server_failed(error)))
 
+    def _lose(self, live: LiveJob) -> None:
+        """Let those who follow a job look for it again: this server does not know how it ends."""
+        self._forget(live)
+        live.end()
+
     async def _run(self, live: LiveJob, service: Service) -> None:
-        log, timeout_s = self._make_log(live), self._options.job_timeout_s
-        watcher = JobWatcher(live, log, self._mark_running, timeout_s)
+        live.log = log = await self._make_log(live)
+        timeout_s = self._options.job_timeout_s
+        watcher = JobWatcher(live, log, self._mark_running, self._store.report, timeout_s)
         try:
             reply = await self._reply(live, service, watcher)
         except asyncio.CancelledError:
-            if not live.is_cancelled:
-                raise  # the server stops, and the job has not begun
+            if live.is_lost or not live.is_cancelled:
+                raise  # another server runs it
             reply = None
         finally:
             live.is_ending = True
@@ -279,10 +412,14 @@ class Jobs:
     async def _reply(self, live: LiveJob, service: Service, watcher: JobWatcher) -> Reply:
         """The answer of the component, or of the server in its place."""
         record = live.record
+        if record.endpoint not in service.facts.endpoints:
+            return problem_reply(_not_served(record))
         while True:
             try:
-                body = await self._in_thread(self._store.body, record)
+                body = await self._in_store(lambda store: store.body(record))
                 return await service.pool.call(self._call(record, body, service, watcher))
+            except LeaseLostError:
+                raise
             except CallError as error:
                 if watcher.has_started:
                     return problem_reply(_as_end_of_job(error))
@@ -307,14 +444,12 @@ class Jobs:
         )
 
     async def _mark_running(self, live: LiveJob) -> None:
-        """Let the disk say that a job may have run, before it does."""
-        running = replace(live.record, state="running", started_at=time.time())
-        await self._in_thread(self._store.update, running)
-        live.record = running
-        live.publish("state", running)
+        """Let the store say that a job may have run, before it does."""
+        live.record = await self._in_store(lambda store: store.start(live.record))
+        live.publish("state", live.record)
 
     async def _finish(self, live: LiveJob, state: State, reply: Reply | None) -> None:
-        record = replace(live.record, state=state, finished_at=time.time())
+        record = replace(live.record, state=state)
         pieces = None
         if reply is not None:
             pieces = reply.open()
@@ -330,12 +465,17 @@ class Jobs:
             else:
                 record = replace(record, fraction=1.0)
         try:
-            await asyncio.shield(self._in_thread(self._store.finish, record, pieces))
-            self._live.pop(record.id, None)
+            record = await asyncio.shield(
+                self._in_store(lambda store: store.finish(record, pieces))
+            )
+            self._forget(live)
+        except LeaseLostError:
+            self._lose(live)
+            return
         except StorageError as error:
             _log.error("job %s ended, but cannot be kept: %s", record.id, error.message)
-            record = _without_result(record, error)
-            # It stays among the live ones, so that callers learn its end from here, not from the disk.
+            record = _without_result(replace(record, finished_at=time.time()), error)
+            # It stays among the live ones, so that callers learn its end from here, not from the store.
             self._live[record.id] = live
             self._spawn(self._keep_at_last(live))
         live.record = record
@@ -343,22 +483,24 @@ class Jobs:
         live.end()
 
     async def _keep_at_last(self, live: LiveJob) -> None:
-        """Write the end of a job to the disk, as soon as that is possible."""
+        """Store the end of a job as soon as that is possible."""
         while not await self._was_kept(live):
-            await asyncio.sleep(_KEEP_AGAIN_S)
+            await asyncio.sleep(_AGAIN_S)
 
     async def _was_kept(self, live: LiveJob) -> bool:
         try:
-            await asyncio.shield(self._in_thread(self._store.finish, live.record, None))
+            await asyncio.shield(self._in_store(lambda store: store.finish(live.record, None)))
+        except LeaseLostError:
+            pass
         except StorageError:
             return False
-        self._live.pop(live.record.id, None)
+        self._forget(live)
         return True
 
     async def _sweep(self) -> None:
         while True:
             try:
-                await self._in_thread(self._store.sweep)
+                await self._in_store(lambda store: store.sweep())
             except StorageError as error:
                 _log.error("old jobs cannot be removed: %s", error.message)
             await asyncio.sleep(min(_SWEEP_S, max(1.0, self._options.job_retention_s / 2)))
@@ -368,14 +510,13 @@ class Jobs:
     def hold(self) -> None:
         """Begin no more jobs; those that wait are for the next server."""
         self._is_stopping = True
-        for queue in self._queues.values():
-            queue.hold()
+        self.work_came()
         for live in list(self._live.values()):
-            if live.task is None:
+            if not live.is_held:
                 live.end()  # callers who wait for it come back to the next server
 
     async def stop(self) -> None:
-        """Wait until everything that was decided is on disk."""
+        """Wait until everything that was decided is stored."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -388,43 +529,114 @@ class Jobs:
         for live in list(self._live.values()):
             if live.record.is_final:
                 await self._was_kept(live)
-        if hasattr(self, "_store"):
+        if self._threads is not None:
             await self._in_thread(self._store.close)
-        self._thread.shutdown()
+            self._threads.shutdown()
         if self._temporary is not None:
             self._temporary.remove()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _in_store(self, function: Callable[[JobStore], T]) -> T:
+        return await self._in_thread(function, self._store)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, function, *arguments)
 
     async def _in_default_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(None, function)
 
-    def _make_log(self, live: LiveJob) -> JobLog:
+    async def _make_log(self, live: LiveJob) -> JobLog:
         """Where the output of a job goes."""
         loop = asyncio.get_running_loop()
+        # Where it was started before, its lines are counted on.
+        before = await self.log(live.record) if live.record.attempts else b""
+        first = before.count(b"\n")
 
         def on_line(number: int, line: str) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: there are no listeners
-                loop.call_soon_threadsafe(live.publish, "log", (number, line))
+                loop.call_soon_threadsafe(live.publish, "log", (first + number, line))
 
-        return JobLog(self._store.log_path(live.record.id), on_line, self._output.writer())
+        return JobLog(self._store.log_writer(live.record), on_line, self._output.writer())
+
+
+class _LoopSignals:
+    """What a store says on its threads, on the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, jobs: Jobs) -> None:
+        self._loop = loop
+        self._jobs = jobs
+
+    def work_came(self) -> None:
+        self._call(self._jobs.work_came)
+
+    def job_changed(self, job_id: str) -> None:
+        self._call(self._jobs.job_changed, job_id)
+
+    def cancel_asked(self, job_id: str) -> None:
+        self._call(self._jobs.cancel_asked, job_id)
+
+    def lease_lost(self, job_id: str) -> None:
+        self._call(self._jobs.lease_lost, job_id)
+
+    def _call(self, function: Callable[..., None], *arguments: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+class _Lines:
+    """Lines of a log that is read in pieces.
+
+    Attributes:
+        nbytes: how much was read.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._number = 0
+        self._rest = b""
+
+    def after(self, content: bytes, *, is_all: bool) -> list[tuple[int, str]]:
+        """The lines that are complete with this piece, with their numbers from 1."""
+        self.nbytes += len(content)
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        if is_all and self._rest:
+            lines.append(self._rest)
+        first, self._number = self._number + 1, self._number + len(lines)
+        return [(n, line.decode("utf-8", "replace")) for n, line in enumerate(lines, first)]
+
+
+def _tell(live: LiveJob, record: JobRecord | None) -> bool:
+    """Tell listeners what has changed; whether that was the last of it."""
+    if record is None:
+        return True
+    before, live.record = live.record, record
+    if record.state != before.state:
+        live.publish("state", record)
+    elif (record.fraction, record.message) != (before.fraction, before.message):
+        live.publish("progress", record)
+    return record.is_final
+
+
+async def _set_within(event: asyncio.Event, seconds: float | None) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+
+
+def _not_served(record: JobRecord) -> CapabilityError:
+    message = f"This server no longer serves {record.component}/{record.endpoint}."
+    return CapabilityError(message, code="component_missing")
 
 
 def _as_end_of_job(error: CallError) -> CallError:
     if error.code != "shutting_down":
         return error
-    return CallError(
-        "The server was stopped while this job was running. It is not run again unasked, because it may "
-        "have had effects; submit it again if that is safe.",
-        code="server_stopped",
-        status=503,
-    )
+    return server_stopped()
 
 
 def _server_failed(error: BaseException | None) -> CallError:

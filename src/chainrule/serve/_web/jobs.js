@@ -13,7 +13,7 @@ export class Jobs {
     const head = ["job", "endpoint", "state", "progress", "submitted", "actions"].map((title) => h("th", { scope: "col" }, title === "actions" ? h("span", { class: "visually-hidden" }, title) : title));
     this.element = h(
       "div", {}, this.load,
-      h("div", { class: "scroll" }, h("table", { class: "lines" }, h("thead", {}, h("tr", {}, head)), this.rows)),
+      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "list of jobs" }, h("table", { class: "lines" }, h("thead", {}, h("tr", {}, head)), this.rows)),
       this.log,
     );
   }

@@ -205,6 +205,9 @@ class BatchNorm(Module):
     training, `y = (x - mean) / sqrt(var + eps)` with the batch's statistics, and
     `running = momentum * running + (1 - momentum) * batch`; in inference the running ones are used.
 
+    Statistics are computed in their own precision, also where the input has a lower one (`precision`); the
+    result has that of the input and the weights.
+
     Args:
         channels: number of channels.
         axis_name: the name of the batch axis.
@@ -235,12 +238,16 @@ class BatchNorm(Module):
         self.bias = LayerParam(jnp.zeros(channels, dtype)) if affine else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        affine = [part.get() for part in (self.weight, self.bias) if part is not None]
+        dtype = jnp.result_type(x, *affine)
+        x = x.astype(jnp.promote_types(dtype, self.mean.dtype))
         mean, var = self._running() if self.inference.get() else self._follow(x)
         shape = (-1,) + (1,) * (x.ndim - 1)
         y = (x - mean.reshape(shape)) * jax.lax.rsqrt(var.reshape(shape) + self.eps)
-        if self.weight is None or self.bias is None:
-            return y
-        return y * self.weight.reshape(shape) + self.bias.reshape(shape)
+        if affine:
+            weight, bias = (value.reshape(shape).astype(y.dtype) for value in affine)
+            y = y * weight + bias
+        return y.astype(dtype)
 
     def _running(self) -> tuple[jax.Array, jax.Array]:
         return self.mean.get(), self.var.get()
