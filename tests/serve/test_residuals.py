@@ -112,18 +112,6 @@ def test_in_this_process_and_with_nothing_kept(tmp_path):
         assert forwards(trace) == expected
 
 
-def test_residuals_that_cannot_be_pickled_stay_where_they_are(tmp_path, caplog):
-    from chainrule._content_store import SharedFolder
-    from chainrule.runtime._residuals import ResidualStore
-
-    store, other = (ResidualStore(shared=SharedFolder(tmp_path, max_bytes=1000)) for _ in range(2))
-    store.share("a", lambda: None)
-    assert other.find_shared("a") is None
-    assert "cannot be pickled" in caplog.text
-    store.share("b", np.arange(3))
-    np.testing.assert_array_equal(other.find_shared("b"), np.arange(3))
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_the_jax_recipe_hands_them_on_between_workers(start_server, tmp_path, monkeypatch, workers):
     """The forward pass runs for `apply`, and for no gradient after it, whichever worker is asked."""

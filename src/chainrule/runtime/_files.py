@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar, get_args
 
 import orjson
 from pydantic import (
@@ -69,12 +69,16 @@ def _context_grants(info: ValidationInfo) -> tuple[Grants, bool]:
 
 def _input_path(path: Path, info: ValidationInfo) -> Path:
     grants, is_unchecked = _context_grants(info)
+    if is_unchecked and grants.input_dir is None:
+        return path
     found = grants.input_path(_inside(grants.input_dir, path))
     return found if is_unchecked else _must_exist(found, "input_path")
 
 
 def _output_path(path: Path, info: ValidationInfo) -> Path:
     grants, is_unchecked = _context_grants(info)
+    if is_unchecked and grants.output_dir is None:
+        return path
     found = grants.output_path(_inside(grants.output_dir, path))
     return found if is_unchecked else _must_exist(found, "output_path")
 
@@ -242,7 +246,8 @@ class BinrefWriter:
     """Writes arrays to files below the component's `output_path` and returns references to them.
 
     A reference can be returned for any array field: with the format `json+binref` the reference is sent.
-    Every array becomes a file of its own, complete under its name when `write` returns.
+    Every array becomes a file of its own, complete under its name when `write` returns; so a `with` block,
+    which existing components may put around it, has nothing to finish.
 
     Args:
         max_file_size: has no effect; existing components pass it.
@@ -253,6 +258,12 @@ class BinrefWriter:
         self, max_file_size: int = _MAX_FILE_BYTES, compression: str | None = None
     ) -> None:
         self._compression = compression
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """Nothing is open."""
 
     def write(self, arr: Any) -> _codec.BinrefArray:
         """Write one array.

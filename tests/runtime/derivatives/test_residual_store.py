@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from chainrule._content_store import content_digest
+from chainrule._content_store import SharedFolder, content_digest
 from chainrule.errors import InputError
 from chainrule.runtime import _residuals
 from chainrule.runtime._residuals import ResidualStore, own, same_content, set_jax_vjp_cache_size
@@ -118,3 +118,12 @@ def test_bounds_that_are_no_bounds(bounds):
     with pytest.raises(InputError, match="must be an integer of 0 or more") as caught:
         set_jax_vjp_cache_size(**{"size": 1, **bounds})
     assert caught.value.code == "bad_cache_size"
+
+
+def test_residuals_that_cannot_be_pickled_stay_where_they_are(tmp_path, caplog):
+    store, other = (ResidualStore(shared=SharedFolder(tmp_path, max_bytes=1000)) for _ in range(2))
+    store.share("a", lambda: None)
+    assert other.find_shared("a") is None
+    assert "cannot be pickled" in caplog.text
+    store.share("b", np.arange(3))
+    np.testing.assert_array_equal(other.find_shared("b"), np.arange(3))
