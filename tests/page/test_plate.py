@@ -161,6 +161,8 @@ def test_optimise_check_and_link(look, url):
     assert other.locator(".message").inner_text() == ""  # inputs of others do not run by themselves
     other.get_by_role("button", name="Reset").click()
     assert other.get_by_label("power", exact=True).input_value() == "2"
+    other.goto(page.url)
+    other.reload()
     other.get_by_label("power", exact=True).fill("7")
     other.reload()
     other.get_by_role("button", name="Run").wait_for()

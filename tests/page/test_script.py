@@ -12,7 +12,7 @@ from chainrule._web import join_modules, read_folder, shared_files
 SERVED = read_folder(files("chainrule.serve") / "_web")
 VIEWED = read_folder(files("chainrule.view") / "_web")
 TEXTS = {**shared_files(), **SERVED, **VIEWED}
-ENTRIES = ["page.js", "dashboard.js", "watch.js", "pipeline.js"]
+ENTRIES = ["page.js", "dashboard.js", "watch.js", "pipeline.js", "elimination.js"]
 PARTS = sorted(name for name in TEXTS if name.endswith(".js"))
 DECLARED = re.compile(r"^(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
 

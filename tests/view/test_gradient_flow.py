@@ -162,6 +162,26 @@ def test_pages_hold_small_copies():
     assert len(picture.html()) < 500_000
 
 
+def test_arguments_of_all_kinds():
+    def f(model, key, flag, z):
+        noise = jax.random.normal(key, (3,))
+        y = model["activation"](model["weight"] * noise) * jnp.abs(z)
+        return jnp.sum(jnp.where(flag, y, -y)) + jnp.sum(model["empty"])
+
+    model = {"weight": X, "activation": jnp.tanh, "name": "f", "empty": jnp.ones((0, 2))}
+    picture = view.gradient_flow(f, model, jax.random.key(0), True, 3 + 4j)
+    flows = {flow.name: flow for link in picture.links for flow in link.flows if flow.name}
+    expected = jax.grad(lambda weight: f({**model, "weight": weight}, jax.random.key(0), True, 5))(
+        X
+    )
+    np.testing.assert_allclose(flows["weight"].cotangent, expected, rtol=1e-5)
+    sources = {link.source: link for link in picture.links}
+    assert sources["key"].value_norm is None
+    assert sources["z"].value_norm == 5.0
+    assert sources["flag"].cotangent_norm is None
+    picture.html()
+
+
 @pytest.mark.parametrize(
     ("fun", "args", "code", "words"),
     [

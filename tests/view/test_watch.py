@@ -63,9 +63,11 @@ def test_norms_inputs_and_fields():
     assert frame.gradients == {"solver": 5.0, "layout": 2.0}
     assert list(frame.inputs) == ["p.q.[0]", "p.q.[1]"]
     np.testing.assert_array_equal(frame.fields["z"], [5.0])
-    w(gradients=jnp.array([3.0, 4.0]), inputs=np.zeros(2))
+    w(gradients=jnp.array([3.0, 4.0]), inputs=np.zeros(2), fields={"z": np.array(3 + 4j)})
     assert w.frames[1].gradients == {"gradient": 5.0}
     assert list(w.frames[1].inputs) == ["inputs"]
+    np.testing.assert_array_equal(w.frames[1].fields["z"], 5.0)
+    assert w.html()
 
 
 def test_fields_are_small_copies():

@@ -27,7 +27,7 @@ def as_numbers(value: Any) -> Array | None:
     if array.dtype.kind not in "biufcV":
         return None
     if array.dtype.kind == "c":
-        return np.abs(array)
+        return np.asarray(np.abs(array))  # of an array without axes it is a number
     return array.astype(np.float64) if array.dtype.kind == "V" else array  # short floats of JAX
 
 

@@ -288,7 +288,8 @@ class EliminationSteps(Picture):
             for k in numbers
         )
         pictures = "".join(
-            f'<div class="{group} {group}-{k}">{frame}</div>' for k, frame in enumerate(frames)
+            f'<div class="{group} {group}-{k}" tabindex="0">{frame}</div>'
+            for k, frame in enumerate(frames)
         )
         return f"<section><style>{style}</style>{buttons}{pictures}</section>"
 
@@ -300,11 +301,11 @@ class EliminationSteps(Picture):
         literature counts all. So both are said.
         """
         counts = self.counts
-        cost = (
+        goal = "what auto minimises: " if self.is_auto else ""
+        return (
             f"Elimination with {_times(counts.multiplications)}, {counts.nontrivial} nontrivial "
-            "(neither by ±1 nor of two constants)"
+            f"({goal}neither by ±1 nor of two constants)"
         )
-        return f"{cost}; auto minimises the nontrivial ones" if self.is_auto else cost
 
     def _button(self, number: int) -> str:
         return escape(f"eliminate {self.steps[number - 1].title}" if number else "graph")

@@ -24,9 +24,10 @@ from chainrule._describe import describe_array, describe_value
 from chainrule._errors import InputError
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Var, outside_call_of, plain_text, trace
 from chainrule._jaxpr import Literal as Constant
+from chainrule._partition import is_array_or_number, seal, unseal
 from chainrule.elimination.internal import program_work
 from chainrule.view._arguments import argument_names
-from chainrule.view._arrays import Array, reduced
+from chainrule.view._arrays import Array, as_numbers, reduced
 from chainrule.view._division import Division, Section, divide, function_of, scope_of, stage_of
 from chainrule.view._graph import Scale, graph
 from chainrule.view._matrix import matrix
@@ -178,7 +179,8 @@ class Pipeline(Picture):
 
 def _flow_data(flow: Flow) -> dict[str, Any]:
     def short(array: Array | None) -> Array | None:
-        return None if array is None or not array.size else reduced(_real(array))
+        numbers = None if array is None or not array.size else as_numbers(array)
+        return None if numbers is None else reduced(numbers)
 
     return {
         "name": flow.name,
@@ -189,10 +191,6 @@ def _flow_data(flow: Flow) -> dict[str, Any]:
         "cotangentNorm": norm_of([flow.cotangent]),
         "nonfinite": flow.nonfinite,
     }
-
-
-def _real(array: Array) -> Array:
-    return np.abs(array) if array.dtype.kind == "c" else array
 
 
 def pipeline(fun: Callable[..., Any], *args: Any, measure: bool = False) -> Pipeline:
@@ -221,13 +219,24 @@ def pipeline(fun: Callable[..., Any], *args: Any, measure: bool = False) -> Pipe
         >>> [str(link) for link in picture.links]
         ['f32[3]', 'f32[3]', 'f32[3]', 'f32[]']
     """
-    division = divide(trace(fun, *args)[0])
+    program, given = _traced(fun, args)
+    division = divide(program)
     seconds = {}
     if measure:
         reads = Reads.without_gradient(division)
-        found = reads.run(jax.tree.leaves(args))
+        found = reads.run(jax.tree.leaves(given))
         seconds = measure_parts(division, reads.values(found), has_gradient=False)
-    return _assemble(division, fun, args, seconds, {})
+    return _assemble(division, fun, given, seconds, {})
+
+
+def _traced(fun: Callable[..., Any], args: Sequence[Any]) -> tuple[ClosedJaxpr, Sequence[Any]]:
+    """The program of a function, and its arguments without leaves that are part of the program."""
+    given = [seal(arg, _is_traced) for arg in args]
+    return trace(lambda *sealed: fun(*unseal(sealed)), *given)[0], given
+
+
+def _is_traced(leaf: Any) -> bool:
+    return is_array_or_number(leaf) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
 
 
 def gradient_flow(fun: Callable[..., Any], *args: Any, measure: bool = False) -> Pipeline:
@@ -256,20 +265,20 @@ def gradient_flow(fun: Callable[..., Any], *args: Any, measure: bool = False) ->
             "function and finds the values itself: view.gradient_flow(fun, x).",
             code="bad_argument",
         )
-    flat = jax.tree.leaves(args)
+    program, given = _traced(fun, args)
+    flat = jax.tree.leaves(given)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in flat):
         raise InputError(
             "gradient_flow runs the function, and an argument has a shape and no value. Pass arrays, or draw "
             "the graph alone: view.pipeline(fun, …).",
             code="needs_values",
         )
-    program = trace(fun, *args)[0]
     _check_scalar(program)
     division = divide(program)
     reads = Reads.with_gradient(division)
     found = reads.run(flat)
     seconds = measure_parts(division, reads.values(found), has_gradient=True) if measure else {}
-    return _assemble(division, fun, args, seconds, found)
+    return _assemble(division, fun, given, seconds, found)
 
 
 def _check_scalar(program: ClosedJaxpr) -> None:
@@ -370,7 +379,8 @@ def _links(
 def _flow(var: Var, name: str, entry: Mapping[str, Any]) -> Flow:
     def array(mode: str) -> Array | None:
         value = entry.get(mode)
-        return None if value is None else np.asarray(value)
+        is_number = value is not None and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
+        return np.asarray(value) if is_number else None  # keys of random numbers have no value
 
     return Flow(name, describe_array(var.aval), array("primal"), array("cotangent"))
 

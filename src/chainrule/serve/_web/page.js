@@ -27,7 +27,7 @@ class Session {
     this.client = client;
     this.schema = schema;
     this.form = new Form(schema);
-    this.state = new State(client.base, schema.info["x-content-hash"]);
+    this.state = new State(client.base, schema.info["x-content-hash"], () => this.form.peek() && toPayload(this.form.peek()));
     this.snippets = new Snippets(client);
     this.message = h("p", { class: "message", role: "status", "aria-live": "polite" });
     this.bar = h("progress", { max: 1, hidden: true });
@@ -229,8 +229,7 @@ function build(session) {
   };
   session.onEdit = () => {
     results.classList.toggle("stale", Boolean(session.point));
-    const inputs = form.peek();
-    if (inputs) session.state.save(toPayload(inputs));
+    session.state.edit();
     session.predict();
   };
   form.element.addEventListener("input", session.onEdit);
@@ -285,7 +284,6 @@ function reset(session) {
   session.form.fill();
   session.showGradient(null);
   session.state.clear();
-  history.replaceState(null, "", location.href.split("#")[0]);
   session.say("These are the defaults.");
 }
 

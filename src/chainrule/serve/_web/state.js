@@ -6,16 +6,27 @@ const LONGEST_LINK = 30_000, MARK = "#inputs=";
 
 /** What a tab remembers of one component. */
 export class State {
-  constructor(base, version) {
+  /** @param read the inputs as they are sent, or null; it is called when the page is left */
+  constructor(base, version, read) {
     this.key = `chainrule-inputs:${base.pathname}:${version}`;
+    this.isEdited = false;
+    addEventListener("pagehide", () => this.#save(read));
   }
 
-  save(payload) {
+  #save(read) {
+    const payload = this.isEdited ? read() : null;
+    if (!payload) return;
     try {
       sessionStorage.setItem(this.key, toJson(payload));
     } catch {
       sessionStorage.removeItem(this.key); // too large for the browser: a reload shows the defaults
     }
+  }
+
+  /** The inputs are no longer those of the link or of an earlier load. */
+  edit() {
+    this.isEdited = true;
+    dropLink();
   }
 
   /** The inputs of an earlier load, or undefined. */
@@ -24,9 +35,16 @@ export class State {
     return text === null ? undefined : parseJson(text);
   }
 
+  /** Begin with the defaults again. */
   clear() {
+    this.isEdited = false;
     sessionStorage.removeItem(this.key);
+    dropLink();
   }
+}
+
+function dropLink() {
+  if (location.hash.startsWith(MARK)) history.replaceState(null, "", location.href.split("#")[0]);
 }
 
 /** The address of the page with these inputs; null if they are too long for one. */
