@@ -21,12 +21,15 @@ def run() -> list[Row]:
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(_servers.component_file())
         port = stack.enter_context(_servers.ours(source, 1))
+        others = [stack.enter_context(_servers.ours(source, 1)) for _ in range(3)]
+        urls = [f"http://127.0.0.1:{each}" for each in (port, *others)]
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         peer_port = stack.enter_context(_servers.peer(source, folder))
         peer = Tesseract.from_url(f"http://127.0.0.1:{peer_port}")
         url = f"http://127.0.0.1:{port}"
         handles = {
             "http": Component.from_url(url, share_memory=False),
+            "four servers": Component.from_urls(urls, share_memory=False),
             "same host": Component.from_url(url),
             "own process": Component.from_source(source),
             "in process": Component.from_api(source),
@@ -54,6 +57,13 @@ def _no_op(handles: dict[str, Component], peer: Any, port: int) -> list[Row]:
     return [
         *rows,
         Row("no-op apply, http", seconds["http"], seconds["bare"], "http.client", note=note),
+        Row(
+            "no-op apply, four servers",
+            seconds["four servers"],
+            seconds["http"],
+            "from_url",
+            note="what the choice of a server adds",
+        ),
     ]
 
 

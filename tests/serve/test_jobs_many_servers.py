@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chainrule.client import Component
+
 JOB_COMPONENT = str(Path(__file__).with_name("job_component.py"))
 FINAL = ("succeeded", "failed", "cancelled")
 # The whole: CHAINRULE_JOB_ROUNDS=30 CHAINRULE_JOBS_PER_ROUND=100
@@ -276,3 +278,22 @@ def test_what_a_server_says_when_it_cannot_have_its_database(postgres, tmp_path)
         assert code in done.stderr
         assert "pa55word" not in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_a_handle_reads_jobs_of_a_server_that_is_gone_from_another_one(
+    start_server, settings, servers
+):
+    own = start_server(**settings)
+    with Component.from_urls([own.url, servers[0].url], startup_timeout=120) as component:
+        inputs = {"x": [1.0]}
+        jobs = {key: component.submit("apply", inputs, idempotency_key=key) for key in "abcdefghij"}
+        homes = {key: component.transport._homes.get(job.id) for key, job in jobs.items()}
+        assert set(homes.values()) == {own.url, servers[0].url}
+        results = {key: job.result(120) for key, job in jobs.items()}
+        lost = next(key for key, home in homes.items() if home == own.url)
+        own.stop()
+        found = component.submit("apply", inputs, idempotency_key=lost)
+        assert found.id == jobs[lost].id, "the other server knows the key"
+        for job in (jobs[lost], found, component.job(jobs[lost].id)):
+            assert job.done
+            np.testing.assert_equal(job.result(120), results[lost])
