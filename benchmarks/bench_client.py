@@ -21,15 +21,13 @@ def run() -> list[Row]:
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(_servers.component_file())
         port = stack.enter_context(_servers.ours(source, 1))
-        others = [stack.enter_context(_servers.ours(source, 1)) for _ in range(3)]
-        urls = [f"http://127.0.0.1:{each}" for each in (port, *others)]
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         peer_port = stack.enter_context(_servers.peer(source, folder))
         peer = Tesseract.from_url(f"http://127.0.0.1:{peer_port}")
         url = f"http://127.0.0.1:{port}"
         handles = {
             "http": Component.from_url(url, share_memory=False),
-            "four servers": Component.from_urls(urls, share_memory=False),
+            "http, from_urls": Component.from_urls([url], share_memory=False),
             "same host": Component.from_url(url),
             "own process": Component.from_source(source),
             "in process": Component.from_api(source),
@@ -58,8 +56,8 @@ def _no_op(handles: dict[str, Component], peer: Any, port: int) -> list[Row]:
         *rows,
         Row("no-op apply, http", seconds["http"], seconds["bare"], "http.client", note=note),
         Row(
-            "no-op apply, four servers",
-            seconds["four servers"],
+            "no-op apply, http, from_urls",
+            seconds["http, from_urls"],
             seconds["http"],
             "from_url",
             note="what the choice of a server adds",
