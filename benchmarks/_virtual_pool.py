@@ -69,6 +69,20 @@ class Outcome:
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
+class CountedPlace(Place):
+    """A replica that counts how often anything of any of them is looked at.
+
+    Attributes:
+        looks: how often that was, since this process began.
+    """
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        CountedPlace.looks += 1
+        return super().__getattribute__(name)
+
+
 def simulate(situation: Situation, make_place: Callable[[str], Place] = Place) -> Outcome:
     """Run one situation until every call is answered."""
     return _Simulation(situation, make_place).run()

@@ -124,7 +124,13 @@ def test_what_is_published_is_found(registry):
     assert names(endpoints=("hessian",)) == []
     # The description is also found from the image alone, and has the annotations.
     (described,) = registries.Registry(registry).referrers("found/heat", entries[0].digest)
-    assert described["annotations"]["chainrule.owner"] == "simulation"
+    annotations = described["annotations"]
+    assert annotations["chainrule.owner"] == "simulation"
+    assert annotations["chainrule.digest"] == entries[0].digest
+    assert "vector_jacobian_product" in annotations["chainrule.derivatives"].split(",")
+    assert "apply" not in annotations["chainrule.derivatives"].split(",")
+    text = json.dumps(document("1.0.0"), sort_keys=True).encode()
+    assert annotations["chainrule.document-hash"] == hashlib.sha256(text).hexdigest()
     assert catalogue.document(entries[0]) == document("1.0.0")
 
 

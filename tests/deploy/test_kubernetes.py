@@ -113,6 +113,23 @@ def refused_by_api_server(objects):
         if "/" in key
     ):
         problems.append("an extended resource is requested as it is limited")
+    if container.get("imagePullPolicy", "Always") not in ("Always", "IfNotPresent", "Never"):
+        problems.append("imagePullPolicy")
+    for each in objects:
+        rolling = each.get("spec", {}).get("strategy", {}).get("rollingUpdate", {})
+        if rolling and not any(rolling.values()):
+            problems.append("no pod may start and none may stop")
+        for metric in each["spec"]["metrics"] if each["kind"] == "HorizontalPodAutoscaler" else ():
+            if metric["type"] not in (
+                "Pods",
+                "Resource",
+                "External",
+                "Object",
+                "ContainerResource",
+            ):
+                problems.append("type of a metric")
+            elif metric["type"].lower() not in metric:
+                problems.append("a metric without what it is about")
     ports = {port["name"] for port in container["ports"]}
     for each in objects:
         for port in each["spec"].get("ports", ()) if each["kind"] == "Service" else ():
@@ -144,6 +161,45 @@ def test_every_deployment_is_one_that_a_cluster_takes(validate, variant, scaling
     ]
     # What has no quotes is a key, a number or a truth value, for readers of every version of YAML.
     assert all(re.fullmatch(r"[a-zA-Z]{2,}|\d+", each) for each in texts)
+
+
+def container_of(objects):
+    return pod_of(objects)["spec"]["containers"][0]
+
+
+def workload_of(objects):
+    return next(each for each in objects if each["kind"] == "Deployment")
+
+
+def autoscaler_of(objects):
+    return next(each for each in objects if each["kind"] == "HorizontalPodAutoscaler")
+
+
+# The ten mistakes that the schemas let pass, and a real API server refuses.
+MISTAKES = {
+    "cpu: banana": lambda o: container_of(o)["resources"]["requests"].update(cpu="banana"),
+    "a selector that finds no pod": lambda o: pod_of(o)["metadata"].update(labels={"app": "other"}),
+    "a mount without a volume": lambda o: pod_of(o)["spec"]["volumes"].pop(),
+    "two handlers": lambda o: container_of(o)["readinessProbe"].update(exec={"command": ["true"]}),
+    "no image": lambda o: container_of(o).update(image=""),
+    "no room to roll": lambda o: workload_of(o)["spec"]["strategy"].update(
+        rollingUpdate={"maxSurge": 0, "maxUnavailable": 0}
+    ),
+    "imagePullPolicy": lambda o: container_of(o).update(imagePullPolicy="Sometimes"),
+    "a metric of no type": lambda o: autoscaler_of(o)["spec"]["metrics"][0].update(type="Bogus"),
+    "a metric about nothing": lambda o: autoscaler_of(o)["spec"]["metrics"][0].pop("pods"),
+    "a name that is no DNS name": lambda o: o[0]["metadata"].update(name="Heat_1"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_schemas_let_pass_what_is_checked_here(validate, mistake):
+    objects = manifests(KubernetesDeployment(image=IMAGE, name="heat", hpa=3))
+    assert refused_by_api_server(objects) == []
+    MISTAKES[mistake](objects)
+    for each in objects:
+        validate(each, "1.37", strict=True)
+    assert refused_by_api_server(objects) != []
 
 
 def test_what_a_pod_may_do_and_how_it_stops():

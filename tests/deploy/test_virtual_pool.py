@@ -5,19 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from benchmarks._virtual_pool import Situation, simulate
-
-from chainrule.client._pool._assignment import Place
-
-
-class CountedPlace(Place):
-    """Counts how often anything of any replica is looked at."""
-
-    looks = 0
-
-    def __getattribute__(self, name):
-        CountedPlace.looks += 1
-        return super().__getattribute__(name)
+from benchmarks._virtual_pool import CountedPlace, Situation, simulate
 
 
 def looks_per_call(replicas, **settings):

@@ -122,6 +122,9 @@ def test_a_job_from_its_queue_to_its_result(store, size):
 
 def test_jobs_of_a_component_run_in_their_order(store):
     ids = [add(store, component=c).id for c in "abaabb"]
+    queues = store.queues()
+    assert {name: queue.waiting for name, queue in queues.items()} == {"a": 3, "b": 3}
+    assert all(0 <= queue.oldest_s < 3600 for queue in queues.values())
     places = {job.id: job.queue_position for job in store.newest(None, 10)}
     assert [places[i] for i in ids] == [0, 0, 1, 2, 1, 2]
     assert [store.get(i).queue_position for i in ids] == [0, 0, 1, 2, 1, 2]
@@ -132,6 +135,7 @@ def test_jobs_of_a_component_run_in_their_order(store):
     assert [store.take("a").id for _ in range(2)] == [ids[0], ids[3]]
     assert store.take("a") is None
     assert [store.take("b").id for _ in range(3)] == [ids[1], ids[4], ids[5]]
+    assert store.queues() == {}
 
 
 def test_a_key_belongs_to_one_job(store):
@@ -316,6 +320,7 @@ def test_no_statement_of_a_folder_reads_all_jobs(tmp_path):
     job = add(store, idempotency_key="k")
     end(store, store.start(store.take("c")))
     store.counts()
+    store.queues()
     store.newest(None, 5), store.newest("failed", 5), store.get(job.id)
     store.sweep()
     store._database.set_trace_callback(None)

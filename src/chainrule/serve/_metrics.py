@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from chainrule.serve._accounts import Accounts
     from chainrule.serve._app import Server
     from chainrule.serve._jobs import Jobs
+    from chainrule.serve._jobs._store import JobQueue
 
 
 def percentiles(seconds: list[float]) -> dict[str, float | None]:
@@ -38,8 +39,14 @@ def percentiles(seconds: list[float]) -> dict[str, float | None]:
 Sample = tuple[str, Mapping[str, object], float]
 
 
-def exposition(server: Server, jobs: Mapping[str, int]) -> str:
-    """All metrics of a server."""
+def exposition(server: Server, jobs: Mapping[str, int], queues: Mapping[str, JobQueue]) -> str:
+    """All metrics of a server.
+
+    Args:
+        server: the server.
+        jobs: state → how many jobs.
+        queues: component → its jobs that wait, where there are any.
+    """
     named = list(server.services.items())
     lines: list[str] = []
     lines += _family("requests", "counter", "Requests that are over.", _requests(named))
@@ -81,6 +88,12 @@ def exposition(server: Server, jobs: Mapping[str, int]) -> str:
     lines += _family("component_info", "gauge", "Versions of component and server.", about)
     states = [("", {"state": state}, count) for state, count in jobs.items()]
     lines += _family("jobs", "gauge", "Jobs that are known, by state.", states)
+    waits = [({"component": name}, queues.get(name)) for name, _ in named]
+    waiting = [("", labels, queue.waiting if queue else 0) for labels, queue in waits]
+    lines += _family("jobs_waiting", "gauge", "Jobs that wait for a worker.", waiting)
+    oldest = [("", labels, queue.oldest_s if queue else 0) for labels, queue in waits]
+    help = "For how long the first of the jobs that wait has waited."
+    lines += _family("jobs_oldest_waiting_seconds", "gauge", help, oldest)
     draining: list[Sample] = [("", {}, int(server.is_draining))]
     lines += _family("draining", "gauge", "1 if the server is about to stop.", draining)
     for name, kind, help, count in _FILES:
@@ -213,7 +226,7 @@ def status_routes(server: Server, jobs: Jobs) -> list[Route]:
         return JSONResponse(content, headers={"Cache-Control": "no-store"})
 
     async def metrics(request: Request) -> Response:
-        text = exposition(server, await jobs.counts())
+        text = exposition(server, await jobs.counts(), await jobs.queues())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return [

@@ -14,10 +14,12 @@ reads it back and writes again if its own is missing, and `rebuild` finds what w
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from chainrule._endpoints import DERIVATIVE_ENDPOINTS
 from chainrule._errors import InputError, TransportError
 from chainrule.client.internal import Change, compare_interfaces
 from chainrule.deploy._registry import EMPTY, INDEX, MANIFEST, Reference, Registry, fallback_tag
@@ -166,7 +168,7 @@ class Catalogue:
             "config": registry.put_blob(repository, entry.to_json().encode(), _ENTRY),
             "layers": [registry.put_blob(repository, text, _DOCUMENT)],
             "subject": subject,
-            "annotations": _annotations(entry),
+            "annotations": _annotations(entry, hashlib.sha256(text).hexdigest()),
         }
         artifact, answer = registry.put_manifest(repository, None, manifest)
         if "oci-subject" not in answer.headers:
@@ -255,11 +257,16 @@ def version_exists(entry: CatalogueEntry) -> InputError:
     )
 
 
-def _annotations(entry: CatalogueEntry) -> dict[str, str]:
+def _annotations(entry: CatalogueEntry, document_hash: str) -> dict[str, str]:
+    """What registries and their pages show of an entry; the whole of it is in the configuration."""
+    derivatives = [name for name in entry.endpoints if name in DERIVATIVE_ENDPOINTS]
     return {
         "org.opencontainers.image.title": entry.name,
         "org.opencontainers.image.version": entry.version,
         "org.opencontainers.image.description": entry.description,
+        "chainrule.digest": entry.digest,
+        "chainrule.document-hash": document_hash,
         "chainrule.owner": entry.owner,
+        "chainrule.derivatives": ",".join(derivatives),
         "chainrule.endpoints": ",".join(entry.endpoints),
     }

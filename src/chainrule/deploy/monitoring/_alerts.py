@@ -95,6 +95,14 @@ _ALERTS = (
         "Raise its limits in the token file, or ask its owner to send less.",
     ),
     _Alert(
+        "ChainruleJobsWait",
+        "warning",
+        'chainrule_jobs_oldest_waiting_seconds{job="@JOB@"} > 3600',
+        "5m",
+        "A job of {{ $labels.component }} has waited for {{ $value | humanizeDuration }}.",
+        "Add workers or servers, or look with `chainrule job list URL` for jobs that do not end.",
+    ),
+    _Alert(
         "ChainruleJobsFail",
         "warning",
         'delta(chainrule_jobs{job="@JOB@",state="failed"}[1h]) > 5',

@@ -36,6 +36,7 @@ from chainrule.serve._jobs._store import (
     MAX_ATTEMPTS,
     RECORD_FACTOR,
     STATES,
+    JobQueue,
     JobRecord,
     JobStore,
     LogWriter,
@@ -311,6 +312,17 @@ class FileJobStore(JobStore):
         """How many jobs are in each state."""
         found: dict[str, int] = dict(self._read("SELECT name, n FROM tally"))
         return {state: found[state] for state in STATES}
+
+    def queues(self) -> dict[str, JobQueue]:
+        """Component → its jobs that wait, where there are any."""
+        found = {}
+        for component, waiting in self._waiting.items():
+            if len(waiting):
+                number, _ = waiting.first
+                rows = self._read("SELECT submitted_at FROM jobs WHERE number = ?", number)
+                ages = [time.time() - submitted_at for (submitted_at,) in rows]
+                found[component] = JobQueue(len(waiting), max([0.0, *ages]))
+        return found
 
     def orphans(self, components: Collection[str]) -> list[JobRecord]:
         """Withdraw the jobs of components that are not served here: no other server has this folder."""

@@ -41,6 +41,7 @@ from chainrule.serve._jobs._store import (
     MAX_ATTEMPTS,
     RECORD_FACTOR,
     STATES,
+    JobQueue,
     JobRecord,
     JobStore,
     LeaseLostError,
@@ -163,6 +164,12 @@ WITH taken AS (
     RETURNING number)
 UPDATE chainrule_jobs SET owner = %(owner)s, lease_until = now() + make_interval(secs => %(lease)s)
     FROM taken WHERE chainrule_jobs.number = taken.number RETURNING {_FIELDS}
+"""
+_QUEUES = f"""
+SELECT queue.component, queue.waiting, {_NOW} - chainrule_jobs.submitted_at FROM (
+    SELECT component, count(*) AS waiting, min(number) AS number
+    FROM chainrule_jobs_waiting GROUP BY component) AS queue
+JOIN chainrule_jobs ON chainrule_jobs.number = queue.number
 """
 _WITHDRAW = f"""
 WITH taken AS (
@@ -511,6 +518,14 @@ class PostgresJobStore(JobStore):
         rows = self._do(lambda connection: connection.execute(sums).fetchall(), _POLL_S)
         found: dict[str, int] = dict(rows)
         return {state: found.get(state, 0) for state in STATES}
+
+    def queues(self) -> dict[str, JobQueue]:
+        """Component → its jobs that wait, where there are any."""
+        rows = self._do(lambda connection: connection.execute(_QUEUES).fetchall(), _POLL_S)
+        return {
+            component: JobQueue(waiting, max(0.0, oldest_s))
+            for component, waiting, oldest_s in rows
+        }
 
     def log_writer(self, record: JobRecord) -> LogWriter:
         """What keeps the output of a job that is held."""

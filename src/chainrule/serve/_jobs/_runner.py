@@ -31,6 +31,7 @@ from chainrule.serve._calls import Call, CallError, Reply
 from chainrule.serve._jobs._files import FileJobStore
 from chainrule.serve._jobs._live import JobLog, JobWatcher, LiveJob
 from chainrule.serve._jobs._store import (
+    JobQueue,
     JobRecord,
     JobStore,
     LeaseLostError,
@@ -196,6 +197,14 @@ class Jobs:
             return await self._in_store(lambda store: store.counts())
         except StorageError as error:
             _log.warning("jobs cannot be counted: %s", error.message)
+            return {}
+
+    async def queues(self) -> dict[str, JobQueue]:
+        """Component → its jobs that wait; nothing while that cannot be learnt."""
+        try:
+            return await self._in_store(lambda store: store.queues())
+        except StorageError as error:
+            _log.warning("jobs that wait cannot be counted: %s", error.message)
             return {}
 
     async def result(self, record: JobRecord) -> bytes | None:

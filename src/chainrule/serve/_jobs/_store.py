@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import xxhash
 
@@ -123,6 +123,18 @@ RECORD_FACTOR = 4
 
 MAX_ATTEMPTS = 3
 """How often a job may be started that may run twice: it may be what ends the servers."""
+
+
+class JobQueue(NamedTuple):
+    """The jobs of one component that wait.
+
+    Attributes:
+        waiting: how many.
+        oldest_s: for how long the first of them has waited.
+    """
+
+    waiting: int
+    oldest_s: float
 
 
 class LeaseLostError(ChainruleError):
@@ -250,6 +262,10 @@ class JobStore(ABC):
     @abstractmethod
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state; costs the same for any number of jobs."""
+
+    @abstractmethod
+    def queues(self) -> dict[str, JobQueue]:
+        """Component → its jobs that wait, where there are any."""
 
     @abstractmethod
     def result(self, record: JobRecord) -> bytes | None:
