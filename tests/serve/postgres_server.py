@@ -20,9 +20,14 @@ def binaries() -> Path | None:
 
 
 class PostgresServer:
-    """A database server on a port that the system chose, with its data in a temporary folder."""
+    """A database server on a port that the system chose, with its data in a temporary folder.
 
-    def __init__(self) -> None:
+    Args:
+        durable: whether it waits for the disk, which no test needs: they kill processes, not machines.
+    """
+
+    def __init__(self, *, durable: bool = False) -> None:
+        self._durable = durable
         self._binaries = binaries()
         if self._binaries is None:
             pytest.skip("PostgreSQL is not installed")
@@ -66,6 +71,7 @@ class PostgresServer:
     def start(self) -> None:
         options = f"-c listen_addresses=127.0.0.1 -c port={self.port} "
         options += f"-c unix_socket_directories={self.folder} -c max_connections=200"
+        options += "" if self._durable else " -c fsync=off"
         self._run("pg_ctl", "-w", "-o", options, "-l", str(self.folder / "log"), "start")
 
     def stop(self, mode: str = "fast") -> None:

@@ -95,8 +95,9 @@ class Pipeline(Picture):
         is_alone = [each.name for each in self.parts].count(part.name) == 1
         if is_alone or part.kind == "component":
             return part.name
-        made = (flow.name for link in self.links if link.source == place for flow in link.flows)
-        return " → ".join([part.name, *list(dict.fromkeys(filter(None, made)))[:1]])
+        flows = (flow for link in self.links if link.source == place for flow in link.flows)
+        made = next((flow.name for flow in flows if flow.name), "")
+        return f"{part.name} ({made})" if made else part.name
 
     def drawing(self) -> Drawing:
         """Boxes from the top down: arguments, parts, result; or a matrix of them."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from chainrule._trees import get_at_path
 from chainrule.runtime import Array, Bounds, Differentiable, Float32, Float64, component
-from chainrule.runtime.internal import Document, complete_inputs
+from chainrule.runtime.internal import Document, Subject, complete_inputs
 
 Vector = Differentiable[Array[("n",), Float64, "m"]]
 
@@ -106,3 +106,19 @@ def test_a_component_elsewhere_has_the_same_defaults(given):
     ]
     assert found[0] == found[1]
     assert found[0]["made.web"] == 1.5
+
+
+class Elsewhere:
+    """A component of which only its document and endpoints are here."""
+
+    def __init__(self, component):
+        self.openapi_schema = component.openapi_schema
+        self.differentiable_inputs = component.differentiable_inputs
+        self.differentiable_outputs = component.differentiable_outputs
+        self.apply = component.apply
+
+
+def test_checks_look_at_inputs_that_are_left_to_their_defaults():
+    here, there = (Subject(each, {"front": {}}) for each in (weigh, Elsewhere(weigh)))
+    assert set(here.input_paths) == set(there.input_paths)
+    assert "rear.web" in here.input_paths

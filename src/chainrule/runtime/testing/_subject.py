@@ -15,7 +15,7 @@ from chainrule._describe import describe_value
 from chainrule._endpoints import Side
 from chainrule._errors import InputError
 from chainrule._trees import expand_pattern, get_at_path, set_at_path
-from chainrule.runtime._component._document import Document
+from chainrule.runtime._component._document import Document, complete_inputs
 from chainrule.runtime._derivatives._layout import Layout, read_arrays
 from chainrule.runtime._derivatives._sampler import Narrowed
 
@@ -58,7 +58,7 @@ class Subject:
     ) -> None:
         self.component = component
         self.evaluations = 0
-        tree = _validated(component, decode_tree(_inputs_in(payload)))
+        tree = _completed(component, decode_tree(_inputs_in(payload)))
         patterns = _patterns(component, "inputs")
         found = {path: patterns[p] for p in patterns for path in expand_pattern(p, tree)}
         self.input_paths = _restrict(found, input_paths, "input")
@@ -145,14 +145,14 @@ def _inputs_in(payload: Any) -> Any:
     return payload["inputs"] if set(payload) == {"inputs"} else payload
 
 
-def _validated(component: Any, tree: Any) -> Any:
-    """The inputs as the component's own schema reads them, where that is here.
+def _completed(component: Any, tree: Any) -> Any:
+    """The inputs with the defaults of the component's schema.
 
-    The schema fills in defaults and knows that a list is an array. A component behind a client has none
-    here; its differentiable arrays are still known by their paths.
+    A schema that is here also validates them, and knows that a list is an array. Of a component behind a
+    handle its document says the defaults. A component without either is taken at its word.
     """
-    read_inputs = getattr(component, "read_inputs", None)
-    return tree if read_inputs is None else read_inputs({"inputs": tree})
+    has_schema = hasattr(component, "read_inputs") or hasattr(component, "openapi_schema")
+    return complete_inputs(component, tree) if has_schema else tree
 
 
 def _patterns(component: Any, side: Side) -> dict[str, str | None]:
