@@ -34,7 +34,7 @@ def add_component(parser: ArgumentParser, *, is_optional: bool = False) -> None:
         metavar="COMPONENT",
         nargs="?" if is_optional else None,
         help="A module file, its folder, file.py:name, a component.yaml, an FMU, an ONNX model, or the URL "
-        "of a served component",
+        "of a served component (several URLs with commas: any of these servers answers)",
     )
     parser.add_argument(
         "--peer-imports",
@@ -126,6 +126,9 @@ def open_served(options: Namespace) -> Component:
     """
     from chainrule.client import Component
 
+    urls = served_urls(options.component)
+    if len(urls) > 1:
+        return Component.from_urls(urls, token_file=options.token_file)
     return Component.from_url(options.component, token_file=options.token_file)
 
 
@@ -161,6 +164,11 @@ def read_document(options: Namespace) -> dict[str, Any]:
 def is_url(component: str) -> bool:
     """Whether a component is named by where it is served."""
     return component.startswith(("http://", "https://"))
+
+
+def served_urls(component: str) -> list[str]:
+    """The URLs in a list with commas, such as `http://a:8000,http://b:8000`."""
+    return re.split(r",(?=https?://)", component)
 
 
 def check_exists(component: str) -> None:

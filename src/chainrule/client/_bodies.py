@@ -131,6 +131,7 @@ _CLASS_OF_STATUS: dict[int, type[ChainruleError]] = {
     404: CapabilityError,
     405: CapabilityError,
     410: CapabilityError,
+    412: TransportError,
     413: LimitError,
     507: StorageError,
     **dict.fromkeys((408, 429, 499, 502, 503, 504), TransportError),
@@ -182,7 +183,10 @@ def read_answer(answer: Answer, limits: Limits = TRUSTING_LIMITS) -> Any:
     if answer.status == _OK:
         tree = _decoded(answer, limits)
         return with_numpy_scalars(tree)
-    raise _error_of(answer)
+    error = _error_of(answer)
+    if answer.retry_after_s is not None:
+        error.details["retry_after_s"] = answer.retry_after_s
+    raise error
 
 
 def _decoded(answer: Answer, limits: Limits) -> Any:

@@ -20,6 +20,7 @@ from chainrule._paths import add_segment
 from chainrule.runtime.internal import Document
 
 Json = Mapping[str, Any]
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ def compare_interfaces(old: Json, new: Json) -> list[Change]:
         *_side_changes("outputs", *(read_interface(each, "outputs") for each in (old, new))),
     ]
     return sorted(changes, key=lambda change: not change.breaks)
+
+
+def shown_changes(changes: Sequence[Change]) -> str:
+    """The first few of some changes, in one line."""
+    more = "" if len(changes) <= _SHOWN else f"; and {len(changes) - _SHOWN} more"
+    return "; ".join(f"{change.where}: {change.what}" for change in changes[:_SHOWN]) + more
 
 
 def _endpoint_changes(old: Sequence[str], new: Sequence[str]) -> Iterator[Change]:

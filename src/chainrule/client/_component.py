@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
+from os import PathLike
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from chainrule._describe import describe_value
 from chainrule._endpoints import AsyncEndpointMethods, EndpointMethods
@@ -94,19 +95,28 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         cls,
         url: str,
         *,
+        resolve: Literal["dns"] | Callable[[str, int], Iterable[str]] | None = None,
+        resolve_every: float = 30.0,
         token: str | None = None,
-        token_file: str | os.PathLike[str] | None = None,
+        token_file: str | PathLike[str] | None = None,
         timeout: float | None = None,
         retries: int = 2,
-        idempotent: bool = False,
+        idempotent: bool | Literal["key"] = False,
+        shared_jobs: bool = False,
         share_memory: bool = True,
         verify: Verify = True,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
+        startup_timeout: float = 10.0,
     ) -> Self:
         """A component that is served somewhere, by Chainrule or by a Tesseract. Nothing is sent yet.
 
         Args:
             url: `http://host:port`, with the path of the component where a server has several.
+            resolve: `"dns"` when the name in the URL stands for several servers: each of its addresses is
+                one, and calls go to any of them, as with `from_urls`. A function `(host, port) -> addresses`
+                takes the place of DNS.
+            resolve_every: seconds after which the addresses are asked for again; they are also after a server
+                was lost.
             token: by which the server knows you.
             token_file: a file with the token, in its place. When the server refuses the token, the file is
                 read again and the request repeated once, so that a token can be changed while you work.
@@ -114,32 +124,93 @@ class Component(EndpointMethods, AsyncEndpointMethods):
                 waits forever.
             retries: how often a call is repeated when it certainly has not run: the connection could not be
                 made or broke while the request was sent, or the server turned it away with `Retry-After`.
-            idempotent: calls may run twice; they are then repeated also when the connection broke later.
+            idempotent: `True`: calls may run twice; they are then repeated also when the connection broke
+                later. `"key"`: they are repeated with an `Idempotency-Key`, by which a server of Chainrule
+                knows them: it runs each at most once, as a job, which costs it a write to its disk.
+            shared_jobs: the servers have one job store, so that each knows the keys of all; see `from_urls`.
             share_memory: let arrays go through shared memory when the server is on this host.
             verify: how certificates of `https` are checked: a PEM file of authorities to trust, or an
                 `ssl.SSLContext`; `False` trusts any.
             max_answer_bytes: of one answer, as it is received and as it is decoded; a larger one is refused
                 before it is read (`answer_too_large`).
+            startup_timeout: seconds that a call waits while none of several servers is up.
 
         Raises:
             InputError: the URL is not one (`bad_url`), an option makes no sense (`bad_option`), or the token
                 file cannot be used (`bad_token_file`).
         """
-        from chainrule.client._http import HttpTransport
+        settings: dict[str, Any] = {
+            "token": token, "token_file": token_file, "timeout": timeout, "retries": retries,
+            "idempotent": idempotent, "share_memory": share_memory, "verify": verify,
+            "max_answer_bytes": max_answer_bytes,
+        }  # fmt: skip
+        if resolve is None:
+            from chainrule.client._http import HttpTransport
 
-        return cls(
-            HttpTransport(
-                url,
-                token=token,
-                token_file=token_file,
-                timeout=timeout,
-                retries=retries,
-                idempotent=idempotent,
-                share_memory=share_memory,
-                verify=verify,
-                max_answer_bytes=max_answer_bytes,
-            )
+            return cls(HttpTransport(url, **settings))
+        from chainrule.client._servers import ServerOptions, ServersTransport, check_resolve
+
+        options = ServerOptions(
+            **settings, shared_jobs=shared_jobs, startup_timeout=startup_timeout
         )
+        return cls(ServersTransport([url], options, check_resolve(resolve), resolve_every))
+
+    @classmethod
+    def from_urls(
+        cls,
+        urls: Sequence[str],
+        *,
+        token: str | None = None,
+        token_file: str | PathLike[str] | None = None,
+        timeout: float | None = None,
+        retries: int = 2,
+        idempotent: bool | Literal["key"] = False,
+        shared_jobs: bool = False,
+        share_memory: bool = True,
+        verify: Verify = True,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        startup_timeout: float = 10.0,
+    ) -> Self:
+        """A component that several servers have: each call goes to one of them. Nothing is sent yet.
+
+        Of two servers, taken at random, the one with fewer calls of this handle gets the next call. A
+        gradient goes to the server that ran its forward pass, unless that has no room. A server that fails,
+        or cannot be reached, gets no calls until it is ready again.
+
+        Args:
+            urls: of the servers, as in `from_url`. All must serve the same component with the same interface.
+            token: as in `from_url`, for each of the servers.
+            token_file: as in `from_url`.
+            timeout: as in `from_url`; a call that is sent to another server has the whole time again.
+            retries: as in `from_url`; what certainly has not run goes to another server at once.
+            idempotent: as in `from_url`; with `True`, calls whose server is lost are repeated at another
+                one. With `"key"` they are repeated at the same one.
+            shared_jobs: the servers have one job store: with `idempotent="key"`, a call whose server is lost
+                is then repeated at another one, which knows the key.
+            share_memory: as in `from_url`.
+            verify: as in `from_url`.
+            max_answer_bytes: as in `from_url`.
+            startup_timeout: seconds that a call waits while no server is up.
+
+        Raises:
+            InputError: a URL is not one (`bad_url`), or an option makes no sense (`bad_option`). The first
+                use raises `other_component` when two servers have different components.
+        """
+        from chainrule.client._servers import ServerOptions, ServersTransport
+
+        options = ServerOptions(
+            token=token,
+            token_file=token_file,
+            timeout=timeout,
+            retries=retries,
+            idempotent=idempotent,
+            shared_jobs=shared_jobs,
+            share_memory=share_memory,
+            verify=verify,
+            max_answer_bytes=max_answer_bytes,
+            startup_timeout=startup_timeout,
+        )
+        return cls(ServersTransport(urls, options))
 
     @classmethod
     def from_umbridge(
@@ -401,7 +472,7 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         document = self.transport.known_document
         if document is None:
             return f"<Component at {self.transport.place}>"
-        return Document(document).summary(self.transport.place)
+        return Document(document).summary(self.transport.place) + self.transport.known_state
 
     def _repr_html_(self) -> str | None:
         try:

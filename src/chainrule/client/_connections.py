@@ -116,18 +116,30 @@ class Origin:
     """Where a server listens.
 
     Attributes:
-        host: name or address.
+        host: name or address; what is asked for in `Host`, and what its certificate has to name.
         port: number.
         tls: settings of an encrypted connection, or `None` for a plain one.
+        address: what to connect to, where the name stands for several servers.
     """
 
     host: str
     port: int
     tls: ssl.SSLContext | None = None
+    address: str | None = None
+
+    @property
+    def authority(self) -> str:
+        """Name and port, as a URL has them."""
+        return _with_port(self.host, self.port)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        if self.address is None:
+            return self.authority
+        return f"{self.authority} at {_with_port(self.address, self.port)}"
+
+
+def _with_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True)
@@ -344,7 +356,7 @@ class ConnectionPool:
     def _connect(self, deadline: Deadline) -> socket.socket:
         origin = self.origin
         try:
-            address = (origin.host, origin.port)
+            address = (origin.address or origin.host, origin.port)
             connection = socket.create_connection(address, deadline.seconds_left())
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if origin.tls is not None:
@@ -579,7 +591,7 @@ def parse_url(url: str, verify: Verify) -> tuple[Origin, str]:
         raise InputError(
             "A URL with a user or password in it is not understood; pass token=….", code="bad_url"
         )
-    tls = _tls(verify) if parts.scheme == "https" else None
+    tls = tls_settings(verify) if parts.scheme == "https" else None
     default_port = 80 if tls is None else 443
     return Origin(host, port or default_port, tls), quote(parts.path.rstrip("/"), "/%")
 
@@ -590,7 +602,12 @@ def _bad_url(url: object) -> InputError:
     )
 
 
-def _tls(verify: Verify) -> ssl.SSLContext:
+def tls_settings(verify: Verify) -> ssl.SSLContext:
+    """The settings of encrypted connections that check certificates so.
+
+    Raises:
+        InputError: the file of authorities cannot be read (`bad_option`).
+    """
     if isinstance(verify, ssl.SSLContext):
         return verify
     if isinstance(verify, bool):

@@ -8,15 +8,16 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from http import HTTPStatus
 from os import PathLike
-from typing import Any
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 import orjson
 
-from chainrule._errors import CapabilityError, TransportError
+from chainrule._errors import CapabilityError, InputError, TransportError
 from chainrule._same_host import is_supported
 from chainrule._tracing import current_traceparent, span
 from chainrule.client._bodies import (
@@ -27,6 +28,7 @@ from chainrule.client._bodies import (
     dialect_of,
     read_answer,
 )
+from chainrule.client._compatibility import compare_interfaces, shown_changes
 from chainrule.client._connections import (
     MAX_ANSWER_BYTES,
     ConnectionPool,
@@ -42,6 +44,12 @@ from chainrule.client._same_host import SharedMemory
 from chainrule.client._server import JobInfo, Server, ServerJob
 from chainrule.client._transport import Ticket, Transport, check_count, check_seconds
 from chainrule.runtime.internal import Run
+
+BY_KEY = "key"
+Idempotent = bool | Literal["key"]
+"""Whether calls may run twice; `"key"`: they may not, and every call has a key by which a server knows it."""
+
+T = TypeVar("T")
 
 # A server with several components has each of them at such a path below its own.
 _COMPONENT_PATH = re.compile(r"/c/[^/]+$")
@@ -69,6 +77,8 @@ class HttpTransport(Transport):
 
     Args:
         url: where the component is served; `http://` is assumed when no scheme is given.
+        address: what to connect to, where the name in the URL stands for several servers.
+        is_one_of_many: what certainly has not run is left to the caller, who has other servers to ask.
 
     The other arguments are those of `Component.from_url`.
 
@@ -86,20 +96,24 @@ class HttpTransport(Transport):
         token_file: str | PathLike[str] | None = None,
         timeout: float | None = None,
         retries: int = 2,
-        idempotent: bool = False,
+        idempotent: Idempotent = False,
         share_memory: bool = True,
         verify: Verify = True,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
+        address: str | None = None,
+        is_one_of_many: bool = False,
     ) -> None:
         self._settings: dict[str, Any] = {
             "token": token, "token_file": token_file, "timeout": timeout, "retries": retries,
             "idempotent": idempotent, "share_memory": share_memory, "verify": verify,
-            "max_answer_bytes": max_answer_bytes,
+            "max_answer_bytes": max_answer_bytes, "address": address, "is_one_of_many": is_one_of_many,
         }  # fmt: skip
         check_seconds("timeout", timeout)
         check_count("retries", retries, least=0)
         check_count("max_answer_bytes", max_answer_bytes, least=1)
+        check_idempotent(idempotent)
         origin, self._base = parse_url(url, verify)
+        origin = replace(origin, address=address)
         self._server_base = _COMPONENT_PATH.sub("", self._base)
         self._pool = ConnectionPool(origin, Credentials(token, token_file))
         self._max_answer_bytes = max_answer_bytes
@@ -107,9 +121,10 @@ class HttpTransport(Transport):
         self._timeout_s = timeout
         self._retries = retries
         self._idempotent = idempotent
-        self._headers = {"Host": str(origin)}
+        self._is_one_of_many = is_one_of_many
+        self._headers = {"Host": origin.authority}
         scheme = "http" if origin.tls is None else "https"
-        self._url = self.place = f"{scheme}://{origin}{self._base}"
+        self._url = self.place = f"{scheme}://{origin.authority}{self._base}"
         self._share_memory = share_memory
         # Lock order: `_agreement`, then `_lock`, then the locks of the connection pool and the shared memory,
         # which are held for a few instructions only. The first two are held while the server is asked.
@@ -132,19 +147,42 @@ class HttpTransport(Transport):
         """The server's OpenAPI document, asked for once."""
         with self._lock:
             if self._document is None:
-                document = self._read_document()
-                if not {"info", "paths", "components"} <= document.keys():
-                    raise TransportError(
-                        f"What answers at {self.place} is not a component: its OpenAPI document says "
-                        "nothing of endpoints and schemas.",
-                        code="not_a_component",
-                    )
-                self._document = document
+                self._document = self._read_document()
         return self._document
 
-    def _read_document(self) -> dict[str, Any]:
+    def look(self, timeout_s: float) -> dict[str, Any]:
+        """Ask for the server's document again, if the server says that it is ready.
+
+        Raises:
+            TransportError: it cannot be reached in this time, or is not ready (`not_ready`).
+            NotGrantedError: it refuses the token.
+        """
+        deadline = Deadline(timeout_s)
+        request = Request("GET", f"{self._server_base}/ready", self._headers)
+        answer = self._pool.exchange(request, Ticket(), deadline)
+        if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            raise TransportError(
+                f"{self.place} says that it is not ready for calls (503 from /ready).",
+                code="not_ready",
+            )
+        self._document = document = self._read_document(
+            deadline
+        )  # servers of others have no /ready
+        return document
+
+    def _read_document(self, deadline: Deadline | None = None) -> dict[str, Any]:
+        document = self._ask_for_document(deadline)
+        if not {"info", "paths", "components"} <= document.keys():
+            raise TransportError(
+                f"What answers at {self.place} is not a component: its OpenAPI document says "
+                "nothing of endpoints and schemas.",
+                code="not_a_component",
+            )
+        return document
+
+    def _ask_for_document(self, deadline: Deadline | None) -> dict[str, Any]:
         try:
-            return self._get("/openapi.json")
+            return self._get("/openapi.json", deadline)
         except CapabilityError as error:
             reason = error.message
             if error.code != "not_found":  # not a server of Chainrule
@@ -180,12 +218,30 @@ class HttpTransport(Transport):
         ticket: Ticket | None = None,
     ) -> Any:
         """Ask an endpoint of the served component; the caller's trace, if there is one, goes on there."""
+        key = new_key() if self._idempotent == BY_KEY else None
+        return self.call_with_key(endpoint, payload, run_id=run_id, ticket=ticket, key=key)
+
+    def call_with_key(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None,
+        ticket: Ticket | None,
+        key: str | None,
+    ) -> Any:
+        """`call`, with a key by which a server of Chainrule knows a call that is repeated."""
         facts = {"server.address": str(self._pool.origin), "chainrule.endpoint": endpoint}
         with span(f"call {endpoint}", kind="CLIENT", attributes=facts):
-            return self._call(endpoint, payload, run_id, ticket or Ticket())
+            return self._call(endpoint, payload, run_id, ticket or Ticket(), key)
 
     def _call(
-        self, endpoint: str, payload: Mapping[str, Any], run_id: str | None, ticket: Ticket
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        run_id: str | None,
+        ticket: Ticket,
+        key: str | None,
     ) -> Any:
         dialect = self._agree()
         if run_id is not None and dialect.is_native:
@@ -195,9 +251,43 @@ class HttpTransport(Transport):
         headers = {**self._headers, **_trace_headers(), "Content-Type": dialect.content_type}
         if dialect.accept is not None:
             headers["Accept"] = dialect.accept
+        if key is not None and dialect.is_native:
+            headers["Idempotency-Key"] = key
         target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
-        request = Request("POST", target, headers, pieces, self._max_answer_bytes)
-        return read_answer(self._exchange(request, ticket), self._limits)
+
+        def ask(known: Mapping[str, str]) -> Any:
+            request = Request("POST", target, {**headers, **known}, pieces, self._max_answer_bytes)
+            return read_answer(self._exchange(request, ticket), self._limits)
+
+        return self._as_known(ask)
+
+    def _as_known(self, ask: Callable[[Mapping[str, str]], T]) -> T:
+        """What `ask` gives with the header that names the version of the component that is known here.
+
+        A server with another version refuses the call; if its callers need not care, it gets it once more.
+
+        Raises:
+            TransportError: the component has another interface now (`schema_changed`).
+        """
+        try:
+            return ask(self._known_version())
+        except TransportError as error:
+            if error.code != "component_changed" or self._is_one_of_many:
+                raise
+        before, after = self.describe(), self._read_document()
+        changes = [change for change in compare_interfaces(before, after) if change.breaks]
+        if changes:
+            raise TransportError(
+                f"The component at {self.place} has another interface than when this handle was made: "
+                f"{shown_changes(changes)}. Make a new handle.",
+                code="schema_changed",
+            )
+        self._document = after
+        return ask(self._known_version())
+
+    def _known_version(self) -> dict[str, str]:
+        version = self.describe()["info"].get("x-content-hash")
+        return {} if version is None else {"Chainrule-Content-Hash": version}
 
     def submit(
         self,
@@ -208,6 +298,20 @@ class HttpTransport(Transport):
         idempotency_key: str | None = None,
     ) -> Job | None:
         """Have the server take a call on as a job; `None` when it is not one of Chainrule."""
+        info = self.take_on(endpoint, payload, run_id=run_id, key=idempotency_key or new_key())
+        return None if info is None else self._job(info)
+
+    def take_on(
+        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None, key: str
+    ) -> JobInfo | None:
+        """Have the server take a call on as a job; `None` when it is not one of Chainrule.
+
+        Args:
+            endpoint: its name.
+            payload: the whole request.
+            run_id: the id by which files of this call are known.
+            key: makes it safe to send the request again when the connection breaks.
+        """
         dialect = self._agree()
         if not dialect.is_native:
             return None
@@ -215,21 +319,24 @@ class HttpTransport(Transport):
             **self._headers,
             "Content-Type": dialect.content_type,
             **_trace_headers(),
-            # The key makes it safe to send the request again when the connection breaks.
-            "Idempotency-Key": idempotency_key or secrets.token_hex(16),
+            "Idempotency-Key": key,
         }
         query = {"wait": "false"}
-        if self._idempotent:
+        if self._idempotent is True:
             query["idempotent"] = "true"
         if run_id is not None:
             query["run_id"] = Run.check_id(run_id)
         target = f"{self._base}/{quote(endpoint)}?{urlencode(query)}"
-        request = Request("POST", target, headers, as_body(payload, dialect.body_format))
-        ticket = Ticket()
-        answer = self._repeat(partial(self._pool.exchange, request, ticket), True, ticket)
-        if answer.status != HTTPStatus.ACCEPTED:
-            read_answer(answer)
-        return self._job(JobInfo.from_json(orjson.loads(bytes(answer.body))))
+        pieces, ticket = as_body(payload, dialect.body_format), Ticket()
+
+        def ask(known: Mapping[str, str]) -> JobInfo:
+            request = Request("POST", target, {**headers, **known}, pieces)
+            answer = self._repeat(partial(self._pool.exchange, request, ticket), True, ticket)
+            if answer.status != HTTPStatus.ACCEPTED:
+                read_answer(answer)
+            return JobInfo.from_json(orjson.loads(bytes(answer.body)))
+
+        return self._as_known(ask)
 
     def job(self, job_id: str) -> Job:
         """A job that the server has taken on before."""
@@ -271,8 +378,13 @@ class HttpTransport(Transport):
         request = Request("GET", f"{self._server_base}/same-host", self._headers)
         return self._exchange(request, Ticket())
 
-    def _get(self, path: str) -> dict[str, Any]:
-        answer = self._exchange(Request("GET", self._base + path, self._headers), Ticket())
+    def _get(self, path: str, deadline: Deadline | None = None) -> dict[str, Any]:
+        """What a path below the component's answers; asked for once where there is a deadline."""
+        request = Request("GET", self._base + path, self._headers)
+        if deadline is None:
+            answer = self._exchange(request, Ticket())
+        else:
+            answer = self._pool.exchange(request, Ticket(), deadline)
         if answer.status != HTTPStatus.OK:
             read_answer(answer)
         try:
@@ -282,16 +394,19 @@ class HttpTransport(Transport):
         return content if isinstance(content, dict) else {}
 
     def _exchange(self, request: Request, ticket: Ticket) -> Answer:
+        is_keyed = "Idempotency-Key" in request.headers
+
         def once(deadline: Deadline) -> Answer:
             def send(request: Request) -> Answer:
                 return self._pool.exchange(request, ticket, deadline)
 
-            # What is asked for is small, and the offer of shared memory itself is asked for here.
-            if self._memory is None or request.method != "POST":
+            # What is asked for is small, and the offer of shared memory itself is asked for here. The body of
+            # a call with a key outlives its connection.
+            if self._memory is None or request.method != "POST" or is_keyed:
                 return send(request)
             return self._memory.exchange(request, send)
 
-        return self._repeat(once, request.method != "POST", ticket)
+        return self._repeat(once, is_keyed or request.method != "POST", ticket)
 
     def _repeat(
         self, once: Callable[[Deadline], Answer], may_repeat: bool, ticket: Ticket
@@ -301,9 +416,10 @@ class HttpTransport(Transport):
         All attempts together have one deadline. Only a call that the server turned away, and whose caller is
         patient, has the whole time once more: nothing of it has begun.
         """
-        may_repeat = may_repeat or self._idempotent
+        may_repeat = may_repeat or self._idempotent is True
         pause_s = _FIRST_PAUSE_S
         attempts_left, since = self._retries, None
+        may_have_run = False
         deadline = Deadline(self._timeout_s)
         while True:
             wait_s = pause_s
@@ -311,11 +427,16 @@ class HttpTransport(Transport):
                 answer = once(deadline)
             except LostConnectionError as error:
                 is_safe = not error.was_sent or may_repeat
+                may_have_run = error.was_sent = error.was_sent or may_have_run
+                if self._is_one_of_many and not may_have_run:
+                    raise
                 is_late = not deadline.allows(pause_s)
                 if not attempts_left or not is_safe or is_late or ticket.is_cancelled:
                     raise
             else:
                 if not answer.was_turned_away or ticket.is_cancelled:
+                    return answer
+                if self._is_one_of_many and not may_have_run:
                     return answer
                 since = since or time.monotonic()
                 if not attempts_left and time.monotonic() - since >= ticket.patience_s:
@@ -329,6 +450,23 @@ class HttpTransport(Transport):
             ticket.pause(min(wait_s, _MAX_PAUSE_S))
             attempts_left = max(0, attempts_left - 1)
             pause_s *= 2
+
+
+def new_key() -> str:
+    """An `Idempotency-Key` for one call."""
+    return secrets.token_hex(16)
+
+
+def check_idempotent(value: Idempotent) -> None:
+    """Check what is said of repeated calls.
+
+    Raises:
+        InputError: it is neither true, false nor `"key"` (`bad_option`).
+    """
+    if not isinstance(value, bool) and value != BY_KEY:
+        raise InputError(
+            f'idempotent is True, False or "{BY_KEY}"; found {value!r}.', code="bad_option"
+        )
 
 
 def _trace_headers() -> dict[str, str]:

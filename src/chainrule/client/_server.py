@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from http.client import HTTPResponse
@@ -74,7 +75,44 @@ class JobEvent(NamedTuple):
     line: str | None = None
 
 
-class Server:
+class JobServer(ABC):
+    """What knows jobs: one server, or several."""
+
+    @abstractmethod
+    def job(self, job_id: str) -> JobInfo:
+        """What is known of a job."""
+
+    @abstractmethod
+    def cancel(self, job_id: str) -> JobInfo:
+        """End a job; one that is over stays as it is."""
+
+    @abstractmethod
+    def result(self, job_id: str, accept: str | None) -> Any:
+        """What a job has computed.
+
+        Raises:
+            ChainruleError: what the job raised.
+        """
+
+    @abstractmethod
+    def log(self, job_id: str) -> str:
+        """What the component printed so far."""
+
+    @abstractmethod
+    def events(self, job_id: str, *, timeout_s: float | None = None) -> Iterator[JobEvent]:
+        """What happens to a job, until it is over.
+
+        Args:
+            job_id: of the job.
+            timeout_s: how long to follow it; `None` until it is over.
+
+        Raises:
+            LostConnectionError: the connection broke, the time is over, or nothing came for a while; the job
+                goes on.
+        """
+
+
+class Server(JobServer):
     """What is at a URL, apart from its components.
 
     Args:
@@ -118,11 +156,7 @@ class Server:
         return JobInfo.from_json(self._json("DELETE", _path(job_id)))
 
     def result(self, job_id: str, accept: str | None) -> Any:
-        """What a job has computed.
-
-        Raises:
-            ChainruleError: what the job raised.
-        """
+        """What a job has computed."""
         headers = {**self._headers} if accept is None else {**self._headers, "Accept": accept}
         target = f"{self._base}{_path(job_id)}/result"
         request = Request("GET", target, headers, max_bytes=self._max_answer_bytes)
@@ -134,16 +168,7 @@ class Server:
         return bytes(answer.body).decode("utf-8", "replace")
 
     def events(self, job_id: str, *, timeout_s: float | None = None) -> Iterator[JobEvent]:
-        """What happens to a job, until it is over.
-
-        Args:
-            job_id: of the job.
-            timeout_s: how long to follow it; `None` until it is over.
-
-        Raises:
-            LostConnectionError: the connection broke, the time is over, or nothing came for a while; the job
-                goes on.
-        """
+        """What happens to a job, until it is over."""
         request = Request("GET", f"{self._base}{_path(job_id)}/events", self._headers)
         with self._pool.stream(request, Deadline(timeout_s, quiet_s=_QUIET_S)) as response:
             yield from _events(response)
@@ -196,7 +221,7 @@ class ServerJob(Job):
         accept: the format in which the answer is asked for.
     """
 
-    def __init__(self, server: Server, info: JobInfo, accept: str | None) -> None:
+    def __init__(self, server: JobServer, info: JobInfo, accept: str | None) -> None:
         self.label = info.endpoint
         self._server = server
         self._info = info

@@ -123,6 +123,11 @@ class Transport(Caller):
         """The OpenAPI document as far as it is known without a request."""
         return None
 
+    @property
+    def known_state(self) -> str:
+        """Lines about how it is there now, as far as that is known without a request."""
+        return ""
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """The OpenAPI document of the component.

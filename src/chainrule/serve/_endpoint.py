@@ -36,6 +36,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # A caller that leaves is noticed only after this: most calls are over by then, and watching costs.
 _WATCH_AFTER_S = 0.03
 _NO_QUERY: Mapping[str, str] = {}
+# By this a caller names the version of the component that it knows: `x-content-hash` of its document.
+CONTENT_HASH_HEADER = b"chainrule-content-hash"
 
 
 class Endpoint:
@@ -94,6 +96,7 @@ class Endpoint:
         max_bytes = self._service.facts.max_body_bytes
         nbytes = declared_length(headers, max_bytes)
         query = _query(scope["query_string"])
+        self._check_hash(headers.get(CONTENT_HASH_HEADER))
         call = self._call(headers, query, scope.get(RUN_ID) if self._names_runs else None).check()
         waits = _is_true(query, "wait", "true")
         is_job = b"idempotency-key" in headers or not waits
@@ -140,6 +143,14 @@ class Endpoint:
                 code="bad_segment",
             )
         return memory
+
+    def _check_hash(self, expected: bytes | None) -> None:
+        """Refuse a call that is meant for another version of the component than this one."""
+        if expected is not None and expected != self._service.facts.content_hash.encode():
+            raise ChangedComponentError(
+                f"{self._service.facts.name} has changed since its caller has read /openapi.json. Read it "
+                "again."
+            )
 
     def refuse(self, status: int) -> None:
         """Count a request that does not reach the component."""
@@ -278,6 +289,14 @@ def _reply_headers(reply: Reply, nbytes: int) -> list[tuple[bytes, bytes]]:
     if reply.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers
+
+
+class ChangedComponentError(ChainruleError):
+    """A call for another version of the component: HTTP 412. Nothing was run."""
+
+    default_code = "component_changed"
+    http_status = 412
+    exit_code = 1
 
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -2,25 +2,39 @@
 
 A call costs the same however many replicas there are and however many calls wait:
 
-- Replicas that take calls are in lists by the number of calls they have, in the order in which they got to
-  that number. The first of the shortest list that is not empty is the least busy one, and the one that was
-  idle longest.
+- Replicas that have room are in a `Choice`, which names the next one without a search. `LeastBusy` has lists
+  by the number of calls, in the order in which replicas got to that number: the first of the first list that
+  is not empty is the least busy one, and the one that was idle longest. `TwoChoices` looks at two of them,
+  taken at random, and takes the less busy one. Callers that share replicas and do not know of each other's
+  calls then do not all choose the same one.
 - A call that must wait is in one queue: that of the replica it prefers, or the common one. One that only
   prefers a replica, and does not need it, waits only while all others are full. A replica that has
   room again goes to the call that waited longest, and only that call is told.
 
 Two invariants make this correct without a search. While a call waits for any replica, every replica that
 takes calls is full. While a call waits for its replica, that replica takes calls and is full.
+
+Replicas that others use too (servers) may have no room or fail, although they are up:
+
+- One that turns a call away rests until it is opened again, and is given half as many calls at once from then
+  on; after as many answers as it has room for, it gets one more.
+- One that fails several times in a row is ejected: it gets no calls until it is marked as up. Of the replicas
+  that are up or ejected, at most half are ejected: if more fail, the cause is more likely the calls, or the
+  network, than the replicas.
 """
 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
+from random import Random
 
 # A call that may kill replicas leaves the last one that is up to the other calls for so long.
 SPARE_LAST_S = 5.0
+# A replica that fails so often, without an answer in between, is ejected.
+MAX_FAILURES = 3
 
 
 class Place:
@@ -30,9 +44,13 @@ class Place:
         id: name of the replica.
         is_up: whether calls can be sent to it.
         is_leaving: whether it gets no more calls.
+        is_resting: whether it has turned a call away, and is not open again yet.
+        is_ejected: whether it gets no calls because it fails.
         in_flight: calls it has been given and has not answered.
+        limit: calls that it may have at once.
+        failures: calls that failed since its last answer.
         held_for: the one call that it is reserved for, if any.
-        deaths: how often it had to be started again.
+        deaths: how often it died, or was ejected.
         queue: calls that wait for this replica, the longest wait first.
     """
 
@@ -40,24 +58,36 @@ class Place:
         self.id = id
         self.is_up = False
         self.is_leaving = False
+        self.is_resting = False
+        self.is_ejected = False
         self.in_flight = 0
+        self.limit = 0
+        self.failures = 0
+        self.answers = 0  # since the limit was changed
         self.held_for: Call | None = None
         self.deaths = 0
         self.queue: _Queue = OrderedDict()
-        self.listed_in: OrderedDict[Place, None] | None = None
+        self.listed_in: Choice | None = None
+        self.load_list: OrderedDict[Place, None] = OrderedDict()  # of `LeastBusy`
+        self.position = 0  # of `TwoChoices`
 
     @property
     def takes_calls(self) -> bool:
         """Whether it may be given calls as soon as it has room."""
-        return self.is_up and not self.is_leaving and self.held_for is None
+        is_open = self.is_up and not self.is_leaving and not self.is_resting
+        return is_open and self.held_for is None
 
     @property
     def state(self) -> str:
-        """`starting`, `idle`, `busy` or `leaving`."""
+        """`starting`, `idle`, `busy`, `resting`, `ejected` or `leaving`."""
         if self.is_leaving:
             return "leaving"
+        if self.is_ejected:
+            return "ejected"
         if not self.is_up:
             return "starting"
+        if self.is_resting:
+            return "resting"
         return "busy" if self.in_flight else "idle"
 
 
@@ -66,6 +96,7 @@ class Call:
 
     Args:
         prefer: id of the replica it wants.
+        avoid: id of a replica it does not want while there are others with room.
         insists: whether it waits for that one while others are free.
         alone: whether its replica has no other call at the same time, as for one that was with a replica when
             that died.
@@ -79,9 +110,15 @@ class Call:
     """
 
     def __init__(
-        self, prefer: str | None = None, *, insists: bool = False, alone: bool = False
+        self,
+        prefer: str | None = None,
+        *,
+        avoid: str | None = None,
+        insists: bool = False,
+        alone: bool = False,
     ) -> None:
         self.prefer = prefer
+        self.avoid = avoid
         self.insists = insists
         self.is_suspect = alone
         self.number = 0
@@ -94,12 +131,120 @@ class Call:
 _Queue = OrderedDict[Call, None]  # first in, first out, and any call can leave at once
 
 
+class Choice(ABC):
+    """Replicas, and which of them gets the next call."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def add(self, place: Place) -> None:
+        """Put one in."""
+
+    @abstractmethod
+    def discard(self, place: Place) -> None:
+        """Take one out."""
+
+    @abstractmethod
+    def note_load(self, place: Place) -> None:
+        """One of them may have another number of calls."""
+
+    @abstractmethod
+    def next(self, avoid: str | None = None) -> Place | None:
+        """The one that gets the next call; `None` when there is none.
+
+        Args:
+            avoid: id of one that is taken only when there is no other to look at.
+        """
+
+
+class LeastBusy(Choice):
+    """The replica with the fewest calls; of several, the one that was idle longest."""
+
+    def __init__(self) -> None:
+        self._by_load: list[OrderedDict[Place, None]] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, place: Place) -> None:
+        """Put one at the end of the list of its load."""
+        place.load_list = self._list_of(place)
+        place.load_list[place] = None
+        self._count += 1
+
+    def discard(self, place: Place) -> None:
+        """Take one out of its list."""
+        del place.load_list[place]
+        self._count -= 1
+
+    def note_load(self, place: Place) -> None:
+        """Move one to the list of its load."""
+        if place.load_list is not self._list_of(place):
+            self.discard(place)
+            self.add(place)
+
+    def next(self, avoid: str | None = None) -> Place | None:
+        """The first of the first list that is not empty: what a call may avoid is not up in such a pool."""
+        return next((next(iter(places)) for places in self._by_load if places), None)
+
+    def _list_of(self, place: Place) -> OrderedDict[Place, None]:
+        while len(self._by_load) <= place.in_flight:
+            self._by_load.append(OrderedDict())
+        return self._by_load[place.in_flight]
+
+
+class TwoChoices(Choice):
+    """The less busy one of two replicas that are taken at random.
+
+    Args:
+        random: where the numbers come from.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._places: list[Place] = []
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, place: Place) -> None:
+        """Put one at the end."""
+        place.position = len(self._places)
+        self._places.append(place)
+
+    def discard(self, place: Place) -> None:
+        """Put the last one in the place of one."""
+        last = self._places.pop()
+        if last is not place:
+            self._places[place.position] = last
+            last.position = place.position
+
+    def note_load(self, place: Place) -> None:
+        """The number is looked at when one is chosen."""
+
+    def next(self, avoid: str | None = None) -> Place | None:
+        """The less busy one of two, or the other one."""
+        count = len(self._places)
+        if count < 2:
+            return self._places[0] if count else None
+        first = self._random.randrange(count)
+        second = self._random.randrange(count - 1)
+        a, b = self._places[first], self._places[second + (second >= first)]
+        if avoid in (a.id, b.id):
+            return b if a.id == avoid else a
+        return a if a.in_flight <= b.in_flight else b
+
+
 class Assignment:
     """The replicas of one pool and the calls that run or wait.
 
     Args:
         depth: calls that a replica may have at once: 1, or more to hide the time of a message.
         now: the time, in seconds of any clock that never goes back.
+        choice: which of the replicas with room gets a call: `LeastBusy` when not given.
         on_given: told of every call that is given a replica.
         on_changed: told of every replica that was lost or has left.
 
@@ -108,6 +253,8 @@ class Assignment:
         waiting: calls that wait for a replica.
         in_flight: how many calls run.
         up: how many replicas are up.
+        ejected: replicas that are ejected, the first one first.
+        changes: how often a replica came up or went down.
         down_since: since when none has been up.
     """
 
@@ -116,6 +263,7 @@ class Assignment:
         depth: int,
         now: float,
         *,
+        choice: Choice | None = None,
         on_given: Callable[[Call], object] = lambda call: None,
         on_changed: Callable[[Place], object] = lambda place: None,
     ) -> None:
@@ -125,9 +273,12 @@ class Assignment:
         self.waiting: set[Call] = set()
         self.in_flight = 0
         self.up = 0
+        self.ejected: OrderedDict[Place, None] = OrderedDict()
+        self.changes = 0
         self.down_since = now
-        # Replicas that take calls, by how many they have; the last list is of those without room.
-        self._by_load: list[OrderedDict[Place, None]] = [OrderedDict() for _ in range(depth + 1)]
+        # Replicas that take calls: those with room, and the others.
+        self._open = LeastBusy() if choice is None else choice
+        self._full = LeastBusy()
         self._queue: _Queue = OrderedDict()
         self._suspects: _Queue = OrderedDict()
         self._numbers = itertools.count()
@@ -136,26 +287,64 @@ class Assignment:
 
     def add(self, place: Place) -> None:
         """A replica is added; it gets calls once it is up."""
+        place.limit = self._depth
         self.places[place.id] = place
 
     def remove(self, place: Place, now: float) -> None:
         """A replica gets no more calls; it leaves when it has answered those it has."""
         place.is_leaving = True
         self._settle(place, now)
+        self._keep_half(now)
 
     def mark_up(self, place: Place, now: float) -> None:
         """A replica can be given calls."""
         if not place.is_up and self.places.get(place.id) is place:
-            place.is_up = True
+            self._readmit(place)
+            place.is_up, place.is_resting, place.failures = True, False, 0
             self.up += 1
+            self.changes += 1
             self._settle(place, now)
 
-    def mark_lost(self, place: Place, now: float) -> None:
-        """A replica has died: it gets no calls until it is up again."""
-        if place.is_up:  # another call may have noticed it before
-            place.deaths += 1
-            self._count_down(place, now)
-            self._on_changed(place)
+    def mark_lost(self, place: Place, now: float) -> bool:
+        """A replica has died: it gets no calls until it is up again. Whether that is news."""
+        was_up = place.is_up  # another call may have noticed it before
+        self._readmit(place)
+        if was_up:
+            self._take_down(place, now)
+        self._keep_half(now)
+        return was_up
+
+    def note_answer(self, place: Place, now: float) -> None:
+        """A replica has answered; after as many answers as it has room for, it has room for one more."""
+        place.failures = 0
+        place.answers += 1
+        if place.answers >= place.limit < self._depth:
+            place.limit, place.answers = place.limit + 1, 0
+            self._settle(place, now)
+
+    def note_failure(self, place: Place, now: float) -> bool:
+        """A call has failed, and the replica may be the cause. Whether it is ejected for that."""
+        place.failures += 1
+        if place.failures < MAX_FAILURES or not place.is_up or len(self.ejected) + 2 > self.up:
+            return False
+        place.is_ejected = True
+        self.ejected[place] = None
+        self._take_down(place, now)
+        return True
+
+    def turn_away(self, place: Place, now: float) -> bool:
+        """A replica has no room although it should: it rests until `reopen`. Whether that is news."""
+        if place.is_resting or not place.is_up:
+            return False
+        place.is_resting = True
+        place.limit, place.answers = max(1, place.limit // 2), 0
+        self._settle(place, now)
+        return True
+
+    def reopen(self, place: Place, now: float) -> None:
+        """A replica has rested."""
+        if place.is_resting:
+            place.is_resting = False
             self._settle(place, now)
 
     def arrive(self, call: Call, now: float) -> Place | None:
@@ -191,7 +380,7 @@ class Assignment:
     def pass_time(self, now: float) -> None:
         """Time has passed: a call that runs alone may have waited long enough for the last replica."""
         while self._suspects:
-            place = _first(self._by_load)
+            place = self._open.next() or self._full.next()
             call = next(iter(self._suspects))
             if place is None or not self._may_hold(call, now):
                 return
@@ -210,10 +399,10 @@ class Assignment:
         home = None if call.prefer is None else self.places.get(call.prefer)
         if home is not None and not home.takes_calls:
             home = None
-        if home is not None and home.in_flight < self._depth:
+        if home is not None and home.in_flight < home.limit:
             self._give(home, call, now)
             return
-        other = None if home is not None and call.insists else _first(self._by_load[:-1])
+        other = None if home is not None and call.insists else self._open.next(call.avoid)
         if other is not None:
             self._give(other, call, now)
         else:
@@ -232,7 +421,7 @@ class Assignment:
             _enqueue(suspect, self._suspects)
         self._list(place, now)
         self.pass_time(now)
-        while place.takes_calls and place.in_flight < self._depth:
+        while place.takes_calls and place.in_flight < place.limit:
             call = self._next_for(place)
             if call is None:
                 return
@@ -253,7 +442,7 @@ class Assignment:
 
     def _may_hold(self, call: Call, now: float) -> bool:
         """Whether a replica may be reserved: one is left to the other calls, or this one waited long."""
-        takes_calls = sum(map(len, self._by_load))
+        takes_calls = len(self._open) + len(self._full)
         return takes_calls > 1 or len(self.places) == 1 or now - call.since >= SPARE_LAST_S
 
     def _give(self, place: Place, call: Call, now: float) -> None:
@@ -265,33 +454,48 @@ class Assignment:
         self._on_given(call)
 
     def _list(self, place: Place, now: float) -> None:
-        """Move a replica to the list of its load; out of all lists, with the calls that wait for it."""
-        target = self._by_load[place.in_flight] if place.takes_calls else None
-        if target is place.listed_in:
-            return
-        if place.listed_in is not None:
-            del place.listed_in[place]
-        if target is not None:
-            target[place] = None
-        place.listed_in = target
+        """Put a replica where its load belongs; out of all lists, with the calls that wait for it."""
+        target = None
+        if place.takes_calls:
+            target = self._open if place.in_flight < place.limit else self._full
+        if target is not place.listed_in:
+            if place.listed_in is not None:
+                place.listed_in.discard(place)
+            if target is not None:
+                target.add(place)
+            place.listed_in = target
+        elif target is not None:
+            target.note_load(place)
         while target is None and place.queue:
             self._admit(place.queue.popitem(last=False)[0], now)
 
     def _drop(self, place: Place, now: float) -> None:
+        self._readmit(place)
         if self.places.pop(place.id, None) is not None and place.is_up:
             self._count_down(place, now)
         self._on_changed(place)
 
+    def _take_down(self, place: Place, now: float) -> None:
+        place.deaths += 1
+        self._count_down(place, now)
+        self._on_changed(place)
+        self._settle(place, now)
+
     def _count_down(self, place: Place, now: float) -> None:
         place.is_up = False
         self.up -= 1
+        self.changes += 1
         if not self.up:
             self.down_since = now
 
+    def _readmit(self, place: Place) -> None:
+        place.is_ejected = False
+        self.ejected.pop(place, None)
 
-def _first(lists: list[OrderedDict[Place, None]]) -> Place | None:
-    """The least busy replica of some lists."""
-    return next((next(iter(places)) for places in lists if places), None)
+    def _keep_half(self, now: float) -> None:
+        """Bring ejected replicas back while more than half of those that can be reached are ejected."""
+        while len(self.ejected) > self.up:
+            self.mark_up(next(iter(self.ejected)), now)
 
 
 def _enqueue(call: Call, queue: _Queue) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from chainrule._errors import TransportError
-from chainrule.client._pool._assignment import SPARE_LAST_S, Assignment, Call, Place
+from chainrule.client._pool._assignment import SPARE_LAST_S, Assignment, Call, Choice, Place
 from chainrule.client._transport import Caller, Ticket
 
 
@@ -91,14 +91,24 @@ class Dispatcher:
     Args:
         depth: calls that a replica may have at once: 1, or more to hide the time of a message.
         patience_s: how long a call waits while no replica is up.
+        choice: which of the replicas with room gets a call: the least busy one when not given.
+        why_none_is_up: what a call is told that has waited so long.
     """
 
-    def __init__(self, depth: int, patience_s: float) -> None:
+    def __init__(
+        self,
+        depth: int,
+        patience_s: float,
+        *,
+        choice: Choice | None = None,
+        why_none_is_up: Callable[[], TransportError] | None = None,
+    ) -> None:
         self._patience_s = patience_s
+        self._why_none_is_up = why_none_is_up or self._no_replica
         # Of `_assignment`, which knows no threads. Its callbacks run while the lock is held: they set events.
         self._lock = threading.Lock()
         self._assignment = Assignment(
-            depth, time.monotonic(), on_given=_wake, on_changed=_tell_of_change
+            depth, time.monotonic(), choice=choice, on_given=_wake, on_changed=_tell_of_change
         )
         self._is_closed = False
 
@@ -112,6 +122,11 @@ class Dispatcher:
     def up(self) -> int:
         """How many replicas are up."""
         return self._assignment.up
+
+    @property
+    def changes(self) -> int:
+        """How often a replica came up or went down."""
+        return self._assignment.changes
 
     @property
     def waiting(self) -> int:
@@ -139,10 +154,30 @@ class Dispatcher:
         with self._lock:
             self._assignment.mark_up(slot, time.monotonic())
 
-    def mark_lost(self, slot: Slot) -> None:
-        """A replica has died: it gets no calls until it is up again."""
+    def mark_lost(self, slot: Slot) -> bool:
+        """A replica has died: it gets no calls until it is up again. Whether that is news."""
         with self._lock:
-            self._assignment.mark_lost(slot, time.monotonic())
+            return self._assignment.mark_lost(slot, time.monotonic())
+
+    def note_answer(self, slot: Slot) -> None:
+        """A replica has answered."""
+        with self._lock:
+            self._assignment.note_answer(slot, time.monotonic())
+
+    def note_failure(self, slot: Slot) -> bool:
+        """A call has failed, and the replica may be the cause. Whether it is ejected for that."""
+        with self._lock:
+            return self._assignment.note_failure(slot, time.monotonic())
+
+    def turn_away(self, slot: Slot) -> bool:
+        """A replica has no room although it should: it rests until `reopen`. Whether that is news."""
+        with self._lock:
+            return self._assignment.turn_away(slot, time.monotonic())
+
+    def reopen(self, slot: Slot) -> None:
+        """A replica has rested."""
+        with self._lock:
+            self._assignment.reopen(slot, time.monotonic())
 
     def close(self) -> None:
         """Let no call wait any longer."""
@@ -156,6 +191,7 @@ class Dispatcher:
         self,
         *,
         prefer: str | None = None,
+        avoid: str | None = None,
         insists: bool = False,
         alone: bool = False,
         ticket: Ticket,
@@ -164,6 +200,7 @@ class Dispatcher:
 
         Args:
             prefer: id of the replica to take, as long as it is up.
+            avoid: id of a replica not to take while others have room.
             insists: wait for that replica also while another one is free.
             alone: the replica has no other call at the same time.
             ticket: with which the caller may cancel.
@@ -171,7 +208,7 @@ class Dispatcher:
         Raises:
             TransportError: the call was cancelled, the pool is closed, or no replica came up.
         """
-        call = _WaitingCall(prefer, insists=insists, alone=alone)
+        call = _WaitingCall(prefer, avoid=avoid, insists=insists, alone=alone)
         place = self._acquire(call, ticket)
         assert isinstance(place, Slot), "only slots are added"
         try:
@@ -209,6 +246,8 @@ class Dispatcher:
                 if call.place is not None:
                     return call.place
                 wait_s = self._seconds_to_wait(call, now)
+            if wait_s <= 0:
+                raise self._why_none_is_up()  # it may look at the replicas, which takes the lock
             woken.wait(wait_s)
 
     def _check_open(self, ticket: Ticket) -> None:
@@ -218,18 +257,19 @@ class Dispatcher:
             raise TransportError("The call was cancelled before it began.", code="cancelled")
 
     def _seconds_to_wait(self, call: Call, now: float) -> float:
-        """How long a call may sleep until the time alone changes something for it."""
+        """How long a call may sleep until the time alone changes something for it; 0 when it gives up."""
         patience_s = self._patience_s
         if not self._assignment.up:
             patience_s += max(call.since, self._assignment.down_since) - now
-            if patience_s <= 0:
-                raise TransportError(
-                    f"No replica of the pool has come up for {self._patience_s:g} s. See its log, or the "
-                    "resources that the cluster has left.",
-                    code="pool_unavailable",
-                )
         spare_s = call.since + SPARE_LAST_S - now
         return min(patience_s, spare_s) if call.is_suspect and spare_s > 0 else patience_s
+
+    def _no_replica(self) -> TransportError:
+        return TransportError(
+            f"No replica of the pool has come up for {self._patience_s:g} s. See its log, or the "
+            "resources that the cluster has left.",
+            code="pool_unavailable",
+        )
 
 
 def _wake(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""Starting replicas again when they die.
+"""Who knows which replicas of a pool are up, and the one who starts them again when they die.
 
 The threads that do so know the replicas but not the pool that sends them calls, so a pool that is no longer
 referenced can be collected, and its replicas end with it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from typing import Any
 
 from chainrule._errors import ChainruleError, DefinitionError
@@ -25,12 +26,8 @@ _TRIES_TO_START = 3
 _STOP_WITHIN_S = 5.0
 
 
-class Supervisor:
-    """A thread for each replica: starts it, waits until a caller notices its death, and starts it again.
-
-    The same thread starts a replica every time, and lives as long as the replica: a child process asks
-    Linux to end it when its parent dies (`PR_SET_PDEATHSIG`), and "parent" there is the thread that made
-    the child.
+class Keeper(ABC):
+    """Knows whether the replicas of a pool are up, and what they are copies of.
 
     Args:
         dispatcher: is told which replicas are up.
@@ -50,6 +47,40 @@ class Supervisor:
         self.failure: Exception | None = None
         self.closed = threading.Event()
         self._dispatcher = dispatcher
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the replicas, or the connections to them."""
+
+    def close_in_thread(self) -> None:
+        """`close` on a thread of its own.
+
+        The garbage collector calls this, in any thread: also in one that holds the dispatcher's lock, for
+        which `close` would then wait for ever.
+        """
+        threading.Thread(target=self.close, name="chainrule-close", daemon=True).start()
+
+    def _learn(self, document: dict[str, Any]) -> None:
+        """What a replica says of the component; the first one decides."""
+        self.document = self.document or document
+        read = Document(document)
+        self.gives_gradients = "vector_jacobian_product" in read.endpoints
+        self.hands_on_residuals = read.capabilities["vector_jacobian_product"].residuals
+
+
+class Supervisor(Keeper):
+    """A thread for each replica: starts it, waits until a caller notices its death, and starts it again.
+
+    The same thread starts a replica every time, and lives as long as the replica: a child process asks
+    Linux to end it when its parent dies (`PR_SET_PDEATHSIG`), and "parent" there is the thread that made
+    the child.
+
+    Args:
+        dispatcher: is told which replicas are up.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
         self._failed_starts = 0
         self._threads: set[threading.Thread] = set()
 
@@ -76,14 +107,6 @@ class Supervisor:
         for thread in list(self._threads):
             thread.join(_STOP_WITHIN_S)
 
-    def close_in_thread(self) -> None:
-        """`close` on a thread of its own.
-
-        The garbage collector calls this, in any thread: also in one that holds the dispatcher's lock, for
-        which `close` would then wait for ever.
-        """
-        threading.Thread(target=self.close, name="chainrule-close", daemon=True).start()
-
     def _supervise(self, slot: Slot) -> None:
         failures = 0
         while not slot.is_leaving:
@@ -95,10 +118,7 @@ class Supervisor:
                 slot.changed.wait(min(_FIRST_BACKOFF_S * 2**failures, _MAX_BACKOFF_S))
                 continue
             failures = 0
-            self.document = self.document or document
-            read = Document(document)
-            self.gives_gradients = "vector_jacobian_product" in read.endpoints
-            self.hands_on_residuals = read.capabilities["vector_jacobian_product"].residuals
+            self._learn(document)
             self._dispatcher.mark_up(slot)
             slot.changed.wait()
             slot.changed.clear()

@@ -6,7 +6,9 @@ import logging
 import threading
 import time
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +19,7 @@ from chainrule._errors import InputError, TransportError
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import is_arraylike, map_leaves
 from chainrule.client._pool._dispatch import Dispatcher, Replica, ReplicaLostError, Slot
-from chainrule.client._pool._supervision import Supervisor
+from chainrule.client._pool._supervision import Keeper, Supervisor
 from chainrule.client._transport import Ticket, Transport
 
 _log = logging.getLogger(__name__)
@@ -86,8 +88,152 @@ class ForwardPasses:
             return {"hits": self._hits, "misses": self._misses}
 
 
-class PoolTransport(Transport):
-    """Replicas of one component as one transport. They end when it is closed or garbage-collected.
+class ReplicatedTransport(Transport):
+    """Replicas of one component as one transport: a call whose replica is lost goes to another one.
+
+    Args:
+        place: where the replicas are, for messages.
+        dispatcher: hands them out to calls.
+        keeper: knows what they are copies of.
+        idempotent: calls may run twice; they are then repeated when a replica dies.
+
+    Attributes:
+        is_closed: whether it takes no more calls.
+    """
+
+    def __init__(
+        self, place: str, *, dispatcher: Dispatcher, keeper: Keeper, idempotent: bool
+    ) -> None:
+        self.place = place
+        self._dispatcher = dispatcher
+        self._keeper = keeper
+        self._idempotent = idempotent
+        self._forward_passes = ForwardPasses()
+        self._repeated = 0
+        self.is_closed = False
+        # Not at exit: the replicas end with this process anyway, and no thread can be started then.
+        weakref.finalize(self, keeper.close_in_thread).atexit = False
+
+    @property
+    def known_document(self) -> dict[str, Any] | None:
+        """The document that the first replica gave."""
+        return self._keeper.document
+
+    @abstractmethod
+    def start(self) -> None:
+        """Find the replicas, if that has not been done; every call begins with this."""
+
+    @abstractmethod
+    def status(self) -> dict[str, Any]:
+        """Replicas and their states, calls that wait, repeated calls, and gradients that found residuals."""
+
+    @abstractmethod
+    def _check_repeat(
+        self, error: ReplicaLostError, endpoint: str, deaths: int, since: float, ticket: Ticket
+    ) -> None:
+        """Raise if a call whose replica was lost must not be repeated.
+
+        Args:
+            error: how the replica was lost.
+            endpoint: what was asked for.
+            deaths: how many replicas have got the call and were lost.
+            since: when the call began, as `time.monotonic` tells it.
+            ticket: with which the caller may have cancelled.
+        """
+
+    def health(self) -> dict[str, Any]:
+        """`ok` while a replica is up, `degraded` while none is; and what `status` says."""
+        self.start()
+        return {"status": "ok" if self._dispatcher.up else "degraded", **self.status()}
+
+    def call(
+        self,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        run_id: str | None = None,
+        ticket: Ticket | None = None,
+    ) -> Any:
+        """Have a replica answer, and another one if it is lost.
+
+        Raises:
+            InputError: the request is at fault; `poison_input` when it kills every replica that tries.
+            TransportError: no answer came; `replica_lost` when calls may not be repeated.
+        """
+        self.start()
+        point = self._point(endpoint, payload)
+        return self.attempt(
+            endpoint,
+            point,
+            lambda replica: replica.call(endpoint, payload, run_id=run_id, ticket=ticket),
+            ticket or Ticket(),
+        )
+
+    def attempt(
+        self, endpoint: str, point: bytes | None, ask: Callable[[Replica], T], ticket: Ticket
+    ) -> T:
+        """What `ask` gives for some replica.
+
+        Args:
+            endpoint: what is asked for.
+            point: fingerprint of the inputs.
+            ask: sends the call.
+            ticket: with which the caller may cancel.
+        """
+        self.start()
+        deaths, since = 0, time.monotonic()
+        last: str | None = None
+        while True:
+            try:
+                with self._lease(endpoint, point, last, ticket) as slot:
+                    answer = self._ask(slot, ask, ticket)
+                self._forward_passes.note(endpoint, point, slot.replica.id)
+                return answer
+            except ReplicaLostError as error:
+                deaths += not error.never_began
+                last = last if error.never_began else slot.replica.id
+                self._check_repeat(error, endpoint, deaths, since, ticket)
+                self._repeated += not error.never_began
+
+    def depends_on_replica(self, endpoint: str) -> bool:
+        """Whether it matters which replica answers an endpoint."""
+        return self._keeper.gives_gradients and self._forward_passes.concerns(endpoint)
+
+    def close(self) -> None:
+        """End the replicas, or the connections to them."""
+        self.is_closed = True
+        self._keeper.close()
+
+    @abstractmethod
+    def _lease(
+        self, endpoint: str, point: bytes | None, last: str | None, ticket: Ticket
+    ) -> AbstractContextManager[Slot]:
+        """A replica for a call.
+
+        Args:
+            endpoint: what is asked for.
+            point: fingerprint of the inputs.
+            last: id of the replica that had the call last and was lost; `None` when none was.
+            ticket: with which the caller may cancel.
+        """
+
+    def _home(self, endpoint: str, point: bytes | None) -> str | None:
+        """The replica that a call should go to; `None` when it does not matter."""
+        return self._forward_passes.replica_for(endpoint, point)
+
+    def _point(self, endpoint: str, payload: Mapping[str, Any]) -> bytes | None:
+        return fingerprint(payload.get("inputs")) if self.depends_on_replica(endpoint) else None
+
+    def _ask(self, slot: Slot, ask: Callable[[Replica], T], ticket: Ticket) -> T:
+        try:
+            return ask(slot.replica)
+        except ReplicaLostError:
+            self._dispatcher.mark_lost(slot)
+            raise
+
+
+class PoolTransport(ReplicatedTransport):
+    """Replicas that live for this transport. They end when it is closed or garbage-collected.
 
     Args:
         place: where the pool is, for messages.
@@ -96,9 +242,6 @@ class PoolTransport(Transport):
         idempotent: calls may run twice; they are then repeated when a replica dies.
         max_deaths: a call that this many replicas died of is refused (`poison_input`).
         startup_timeout_s: how long callers wait while no replica is up.
-
-    Attributes:
-        is_closed: whether it takes no more calls.
     """
 
     def __init__(
@@ -113,23 +256,14 @@ class PoolTransport(Transport):
     ) -> None:
         # Without repeats a replica has one call at a time: of two in a dead replica, it is unknown which ran.
         depth = depth if idempotent else 1
-        self.place = place
+        dispatcher = Dispatcher(depth, startup_timeout_s)
+        self._supervisor = Supervisor(dispatcher)
+        super().__init__(
+            place, dispatcher=dispatcher, keeper=self._supervisor, idempotent=idempotent
+        )
         self.max_concurrency = max_replicas * depth
-        self._idempotent = idempotent
         self._max_deaths = max_deaths
         self._startup_timeout_s = startup_timeout_s
-        self._dispatcher = Dispatcher(depth, startup_timeout_s)
-        self._forward_passes = ForwardPasses()
-        self._supervisor = Supervisor(self._dispatcher)
-        self._repeated = 0
-        self.is_closed = False
-        # Not at exit: the replicas end with this process anyway, and no thread can be started then.
-        weakref.finalize(self, self._supervisor.close_in_thread).atexit = False
-
-    @property
-    def known_document(self) -> dict[str, Any] | None:
-        """The document that the first replica gave."""
-        return self._supervisor.document
 
     def start(self) -> None:
         """Connect to the replicas; a pool that does so at its first call overrides this."""
@@ -141,11 +275,6 @@ class PoolTransport(Transport):
             self.wait_until_ready(1)
         assert self._supervisor.document is not None, "set before a replica is marked as up"
         return self._supervisor.document
-
-    def health(self) -> dict[str, Any]:
-        """`ok` while a replica is up, `degraded` while none is; and what `status` says."""
-        self.start()
-        return {"status": "ok" if self._dispatcher.up else "degraded", **self.status()}
 
     def status(self) -> dict[str, Any]:
         """Replicas and their states, calls that wait, repeated calls, and gradients that found residuals."""
@@ -164,28 +293,6 @@ class PoolTransport(Transport):
             "affinity": self._forward_passes.counts,
         }
 
-    def call(
-        self,
-        endpoint: str,
-        payload: Mapping[str, Any],
-        *,
-        run_id: str | None = None,
-        ticket: Ticket | None = None,
-    ) -> Any:
-        """Have a replica answer, and another one if it dies.
-
-        Raises:
-            InputError: the request is at fault; `poison_input` when it kills every replica that tries.
-            TransportError: no answer came; `replica_lost` when calls may not be repeated.
-        """
-        point = self._point(endpoint, payload)
-        return self.attempt(
-            endpoint,
-            point,
-            lambda replica: replica.call(endpoint, payload, run_id=run_id, ticket=ticket),
-            ticket or Ticket(),
-        )
-
     def call_many(
         self, endpoint: str, payloads: Sequence[Mapping[str, Any]], *, ticket: Ticket | None = None
     ) -> list[Any]:
@@ -197,7 +304,9 @@ class PoolTransport(Transport):
             try:
                 with self._dispatcher.lease(ticket=ticket) as slot:
                     answers = self._ask(
-                        slot, lambda replica: replica.call_many(endpoint, payloads, ticket=ticket)
+                        slot,
+                        lambda replica: replica.call_many(endpoint, payloads, ticket=ticket),
+                        ticket,
                     )
                 for point in points:
                     self._forward_passes.note(endpoint, point, slot.replica.id)
@@ -207,46 +316,6 @@ class PoolTransport(Transport):
             except TransportError as error:
                 return [error] * len(payloads)
         return super().call_many(endpoint, payloads, ticket=ticket)
-
-    def attempt(
-        self, endpoint: str, point: bytes | None, ask: Callable[[Replica], T], ticket: Ticket
-    ) -> T:
-        """What `ask` gives for some replica.
-
-        Args:
-            endpoint: what is asked for.
-            point: fingerprint of the inputs.
-            ask: sends the call.
-            ticket: with which the caller may cancel.
-        """
-        self.start()
-        deaths = 0
-        while True:
-            try:
-                preferred = (
-                    self._forward_passes.replica_for(endpoint, point) if not deaths else None
-                )
-                # After one death the call runs alone on a replica: if that dies too, this call is the cause.
-                with self._dispatcher.lease(
-                    prefer=preferred,
-                    insists=self._supervisor.hands_on_residuals,
-                    alone=deaths > 0,
-                    ticket=ticket,
-                ) as slot:
-                    answer = self._ask(slot, ask)
-                self._forward_passes.note(endpoint, point, slot.replica.id)
-                return answer
-            except ReplicaLostError as error:
-                if error.never_began:
-                    continue
-                deaths += 1
-                self._raise_final(error, endpoint, deaths, ticket)
-                self._repeated += 1
-
-    def close(self) -> None:
-        """End the replicas, or the connections to them."""
-        self.is_closed = True
-        self._supervisor.close()
 
     def add_replica(self, replica: Replica) -> None:
         """Start one more replica, and keep it alive."""
@@ -281,24 +350,26 @@ class PoolTransport(Transport):
             )
         _log.warning("%s: %d of %d replicas are up; others may follow", self.place, up, count)
 
-    def depends_on_replica(self, endpoint: str) -> bool:
-        """Whether it matters which replica answers an endpoint."""
-        return self._supervisor.gives_gradients and self._forward_passes.concerns(endpoint)
+    def _lease(
+        self, endpoint: str, point: bytes | None, last: str | None, ticket: Ticket
+    ) -> AbstractContextManager[Slot]:
+        """A replica for a call.
 
-    def _point(self, endpoint: str, payload: Mapping[str, Any]) -> bytes | None:
-        return fingerprint(payload.get("inputs")) if self.depends_on_replica(endpoint) else None
+        After one death the call runs alone on a replica: if that dies too, this call is the cause.
+        """
+        return self._dispatcher.lease(
+            prefer=None if last else self._home(endpoint, point),
+            insists=self._supervisor.hands_on_residuals,
+            alone=last is not None,
+            ticket=ticket,
+        )
 
-    def _ask(self, slot: Slot, ask: Callable[[Replica], T]) -> T:
-        try:
-            return ask(slot.replica)
-        except ReplicaLostError:
-            self._dispatcher.mark_lost(slot)
-            raise
-
-    def _raise_final(
-        self, error: ReplicaLostError, endpoint: str, deaths: int, ticket: Ticket
+    def _check_repeat(
+        self, error: ReplicaLostError, endpoint: str, deaths: int, since: float, ticket: Ticket
     ) -> None:
         """Raise if the call must not be repeated."""
+        if error.never_began:
+            return
         if not error.may_repeat or ticket.is_cancelled:
             raise error
         if not self._idempotent:
