@@ -124,9 +124,13 @@ def _is_close(found, shown):
 
 
 def _clean_up(namespace):
-    """A page may switch to double precision; the tests that follow in this process start in single."""
+    """A page may switch to double precision; the tests that follow in this process start in single.
+
+    Compiled programs go: those of all pages would take gigabytes.
+    """
     if "jax" in sys.modules:
         sys.modules["jax"].config.update("jax_enable_x64", False)
+        sys.modules["jax"].clear_caches()
     if _FOLDER in namespace:
         shutil.rmtree(namespace[_FOLDER])
     if _CHANGES in namespace:

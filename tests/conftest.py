@@ -29,9 +29,12 @@ def _single_precision():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _single_precision_for_the_next_module():
+def _clean_jax_for_the_next_module():
+    """Single precision, and no compiled programs: those of the whole run would take 6 GB in each process."""
     yield
     _single_precision()
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
 
 
 @pytest.hookimpl(wrapper=True)

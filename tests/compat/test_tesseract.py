@@ -315,17 +315,17 @@ def test_a_test_endpoint_runs_tests():
 
 
 @pytest.mark.parametrize(
-    ("flags", "refusal"),
-    [([], "unsafe_bind"), (["--token-file", "/nowhere"], "token file")],
+    ("flags", "refusal", "code"),
+    [([], "unsafe_bind", 1), (["--token-file", "/nowhere"], "Error: The token file", 2)],
 )
-def test_a_server_beyond_loopback_needs_a_token(flags, refusal):
+def test_a_server_beyond_loopback_needs_a_token(flags, refusal, code):
     api = PROGRAMS / "wave" / "tesseract_api.py"
     done = subprocess.run(
         [sys.executable, "-m", "chainrule.compat.tesseract_core.runtime", "serve", "--port", "0",
          "--host", "0.0.0.0", *flags],
         capture_output=True, text=True, timeout=60, env={**os.environ, "TESSERACT_API_PATH": str(api)},
     )  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == code
     assert refusal in done.stderr
 
 

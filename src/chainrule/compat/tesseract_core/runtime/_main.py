@@ -206,7 +206,8 @@ def _run(options: Namespace, stdout: int) -> int:
         sys.stderr.write(f"Error: {error}\n")
         return 2
     except (InputError, _RefusedError) as error:
-        sys.stderr.write(f"Error: Invalid value for payload: {error}\n")
+        place = "Invalid value for payload: " if hasattr(options, "payload") else ""
+        sys.stderr.write(f"Error: {place}{error}\n")
         return 2
     except ChainruleError as error:
         traceback.print_exception(error)
