@@ -58,10 +58,12 @@ class Pipeline(Picture):
     Attributes:
         parts: every part after those it reads.
         links: what flows between arguments, parts and the result.
+        arguments: the names of the arguments that are read, in their order.
     """
 
     parts: tuple[Part, ...]
     links: tuple[Link, ...]
+    arguments: tuple[str, ...]
 
     @property
     def has_values(self) -> bool:
@@ -115,9 +117,7 @@ class Pipeline(Picture):
         return page("pipeline.js", "Pipeline", self._data(), markup)
 
     def _nodes(self) -> list[int | str]:
-        """The arguments that are read, the parts and the result, in order."""
-        arguments = dict.fromkeys(k.source for k in self.links if isinstance(k.source, str))
-        return [*arguments, *range(len(self.parts)), RESULT]
+        return [*self.arguments, *range(len(self.parts)), RESULT]
 
     def _boxes(self) -> dict[int | str, Box]:
         return {node: self._box(node) for node in self._nodes()}
@@ -303,7 +303,10 @@ def _assemble(
 ) -> Pipeline:
     sections = enumerate(division.sections)
     parts = tuple(_part(section, seconds.get(k, {})) for k, section in sections)
-    return Pipeline(parts, tuple(_links(division, fun, args, found)))
+    links = tuple(_links(division, fun, args, found))
+    read = {link.source for link in links}
+    arguments = [name for name in argument_names(fun, len(args)) if name in read]
+    return Pipeline(parts, links, tuple(arguments))
 
 
 def _part(section: Section, seconds: Mapping[str, float]) -> Part:
