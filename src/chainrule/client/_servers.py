@@ -192,6 +192,7 @@ class ServersTransport(ReplicatedTransport):
         resolve: Resolve | None = None,
         resolve_every_s: float = 30.0,
     ) -> None:
+        _check_list(urls)
         check_idempotent(options.idempotent)
         check_seconds("startup_timeout", options.startup_timeout)
         check_seconds("resolve_every", resolve_every_s)
@@ -576,18 +577,27 @@ def _unknown_name(host: str, reason: str) -> TransportError:
     )
 
 
-def _check_urls(urls: Sequence[str], options: ServerOptions) -> dict[str, HttpTransport]:
-    """Id → connections of a list of servers.
+def _check_list(urls: Any) -> None:
+    """Check that some URLs are a list of texts.
 
     Raises:
-        InputError: there are none, one is no URL, or one is there twice (`bad_url`).
+        InputError: they are not, or there are none (`bad_url`).
     """
-    if isinstance(urls, str) or not urls:
+    is_list = isinstance(urls, Sequence) and not isinstance(urls, str) and len(urls) > 0
+    if not is_list or not all(isinstance(url, str) for url in urls):
         raise InputError(
             'Expected a list of URLs, such as ["http://a:8000", "http://b:8000"]; found '
             f"{describe_value(urls)}.",
             code="bad_url",
         )
+
+
+def _check_urls(urls: Sequence[str], options: ServerOptions) -> dict[str, HttpTransport]:
+    """Id → connections of a list of servers.
+
+    Raises:
+        InputError: one is no URL, or is there twice (`bad_url`).
+    """
     listed: dict[str, HttpTransport] = {}
     for url in urls:
         transport = options.connect(url)
