@@ -7,6 +7,10 @@ WORKERS ?= 2
 SETUP_KEY := $(shell cat pyproject.toml requirements/*.txt | sha256sum | cut -c1-16)
 STAMP  := $(VENV)/.ready-$(SETUP_KEY)
 
+# The demo needs a third of that: an environment of its own, unless the whole one is there.
+DEMO   := $(if $(wildcard $(STAMP)),$(VENV),.venv-demo)
+DEMO_STAMP := $(DEMO)/.ready-$(SETUP_KEY)
+
 # A second, small environment with the newest JAX, where this machine has a Python that gets it.
 NEXT   := .venv-next
 NEXT_STAMP := $(NEXT)/.ready-$(SETUP_KEY)
@@ -49,8 +53,18 @@ $(OLDEST_STAMP): $(STAMP)
 	    || echo "not available here; the tests on the oldest JAX are skipped"
 	@mkdir -p $(OLDEST) && touch $@
 
-demo: $(STAMP)  ## Run a gradient through several programs; leaves a plot and a report in demo-output/
-	@$(BIN)/python -m examples.demo
+ifneq ($(DEMO),$(VENV))
+$(DEMO_STAMP): pyproject.toml requirements/constraints.txt
+	@test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO) || python3 -m venv $(DEMO)
+	@echo "Installing Chainrule, JAX, SciPy and matplotlib into $(DEMO), once: 250 MB to download, one to three minutes…"
+	@$(DEMO)/bin/python -m pip install --disable-pip-version-check -c requirements/constraints.txt \
+	    -e '.[jax,serve,sparse,view]' | grep --line-buffered -oE '^(Collecting|Building|Installing) [^ (<>=~!]+'
+	@$(DEMO)/bin/python -c 'import chainrule, jax, matplotlib, optax, scipy, uvicorn'  # grep hid how pip ended
+	@rm -f $(DEMO)/.ready-* && touch $@
+endif
+
+demo: $(DEMO_STAMP)  ## Run a gradient through several programs; leaves a plot and a report in demo-output/
+	@$(DEMO)/bin/python -m examples.demo
 
 # By file: the blocks of a docs page share a namespace, and what one test compiled serves the next.
 test: $(STAMP) $(NEXT_STAMP) $(OLDEST_STAMP)  ## Run all tests
@@ -84,4 +98,4 @@ outputs: $(STAMP)  ## Run the pages of the docs and write what their blocks prin
 	@CHAINRULE_WRITE_OUTPUTS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile docs README.md
 
 clean:  ## Remove the environment and everything generated
-	rm -rf $(VENV) $(NEXT) $(OLDEST) site demo-output test-artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-demo $(NEXT) $(OLDEST) site demo-output test-artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis

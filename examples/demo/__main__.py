@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import inspect
+import os
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -31,8 +33,8 @@ PATCHES = 9
 _NEXT = """
 Next:
   read      examples/demo/__main__.py: the pipeline is ten lines; change COPPER_BUDGET and run again
-  click     .venv/bin/chainrule serve examples/demo/layout/component.py, then open http://127.0.0.1:8000
-  package   .venv/bin/chainrule init my_program: your own, from a template"""
+  click     {bin}/chainrule serve examples/demo/layout/component.py, then open http://127.0.0.1:8000
+  package   {bin}/chainrule init my_program: your own, from a template"""
 
 
 def starting_design() -> dict[str, jax.Array]:
@@ -130,7 +132,8 @@ def main() -> None:
         result = study(programs, options.steps, console)
     plot, page = _report.write(result, options.output)
     console.print(f"\nplot    {plot.resolve()}\nreport  {page.resolve()}", soft_wrap=True)
-    console.print(_NEXT, soft_wrap=True, highlight=False)
+    bin_folder = os.path.relpath(Path(sys.executable).parent)
+    console.print(_NEXT.format(bin=bin_folder), soft_wrap=True, highlight=False)
 
 
 def study(programs: Programs, steps: int, console: Console) -> _report.Result:

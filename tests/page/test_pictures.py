@@ -89,7 +89,7 @@ def test_a_matrix_is_searched_and_collapsed(look, tmp_path, layers, width, schem
     page.get_by_role("button", name="collapse all").click()
     assert rows.all_text_contents()[1:5] == [f"▸ block {k} (6)" for k in range(4)]
     page.get_by_role("button", name="block 1 (6) → block 2 (6)").or_(
-        page.get_by_role("button", name="block 1 → layer 11 → block 2 → layer 12, value")
+        page.get_by_role("button", name="block 1 (layer 11) → block 2 (layer 12), value")
     ).first.press("Enter")
     assert "layer 11 f32[4]" in details.inner_text()
     page.get_by_role("button", name="expand block 2").click()

@@ -121,6 +121,9 @@ def test_gradient_on_the_inputs_and_what_it_foretells(look, url):
     assert moved > 2
     foretold = page.locator(".prediction").inner_text()
     assert number(foretold.split("≈")[1]) == pytest.approx(misfit() + slope * (moved - 2), rel=1e-3)
+    assert "other inputs" not in foretold
+    page.get_by_label("cells", exact=True).fill("6")
+    assert "other inputs changed as well" in page.locator(".prediction").inner_text()
     page.get_by_role("button", name="Run").click()
     page.locator(".gradient").first.wait_for(state="detached")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

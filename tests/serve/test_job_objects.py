@@ -58,7 +58,7 @@ def names(bucket):
 def test_large_bodies_of_jobs_are_objects(bucket, start_server, postgres, tmp_path, wait_until):
     told, large = tmp_path / "told", np.arange(20_000.0)
     served = start_server(
-        components=JOB_COMPONENT, workers=1, jobs=postgres.new_database(), jobs_objects="s3://jobs/of/heat",
+        components=JOB_COMPONENT, workers=1, jobs=postgres.new_schema(), jobs_objects="s3://jobs/of/heat",
     )  # fmt: skip
 
     def submit(**inputs):

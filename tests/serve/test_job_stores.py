@@ -56,7 +56,7 @@ def make_store(request, tmp_path):
 
     else:
         pytest.importorskip("psycopg")
-        url = request.getfixturevalue("postgres").new_database()
+        url = request.getfixturevalue("postgres").new_schema()
         objects = str(tmp_path / "bodies") if "folder" in request.param else None
 
         def make(**settings):
@@ -379,7 +379,7 @@ def two_stores(postgres):
     """Two servers with the same jobs; the leases of the first end when a test says so."""
     from chainrule.serve._jobs._postgres import PostgresJobStore
 
-    url = postgres.new_database()
+    url = postgres.new_schema()
     stores = []
     for _ in range(2):
         store = PostgresJobStore(url, objects=None, lease_s=3600, retention_s=60, max_bytes=1 << 30)
@@ -538,8 +538,8 @@ def refusal(postgres, url, **settings):
 
 
 def test_databases_that_cannot_be_used(postgres, tmp_path):
-    url = postgres.new_database()
-    said = refusal(postgres, f"{url}_absent")
+    url = postgres.url
+    said = refusal(postgres, postgres.url_of("absent"))
     assert said.code == "jobs_database_unreachable"
     assert "does not exist" in said.message
     nobody = url.replace("chainrule@", "stranger:secret@")

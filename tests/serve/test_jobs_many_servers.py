@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -11,22 +12,27 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from chainrule import Component
+from chainrule.errors import DefinitionError, InputError
+from chainrule.serve import ServeOptions
+
 JOB_COMPONENT = str(Path(__file__).with_name("job_component.py"))
 FINAL = ("succeeded", "failed", "cancelled")
 # The whole: CHAINRULE_JOB_ROUNDS=30 CHAINRULE_JOBS_PER_ROUND=100
 ROUNDS = int(os.environ.get("CHAINRULE_JOB_ROUNDS", "2"))
-JOBS = int(os.environ.get("CHAINRULE_JOBS_PER_ROUND", "30"))
+JOBS = int(os.environ.get("CHAINRULE_JOBS_PER_ROUND", "20"))
 
 
 @pytest.fixture(scope="module")
 def settings(postgres):
-    return {"components": JOB_COMPONENT, "workers": 1, "jobs": postgres.new_database()}
+    return {"components": JOB_COMPONENT, "workers": 1, "jobs": postgres.new_schema()}
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +44,9 @@ def servers(start_server, settings):
         served.stop()
 
 
-def submit(served, headers=None, query="", **inputs):
+def submit(served, **inputs):
     body = {"inputs": {"x": [1.0], **inputs}}
-    answer = served.post(f"/apply?wait=false{query}", body, headers=headers)
+    answer = served.post("/apply?wait=false", body)
     assert answer.status == 202, answer.body
     return json.loads(answer.body)["id"]
 
@@ -136,13 +142,14 @@ def test_a_job_that_may_run_twice_is_run_again_when_its_server_dies(
     settings = {
         "components": JOB_COMPONENT,
         "workers": 1,
-        "jobs": postgres.new_database(),
+        "jobs": postgres.new_schema(),
         "job_lease_s": 3,
     }
     dying = start_server(**settings)
     trace, told = tmp_path / "trace", tmp_path / "told"
     inputs = {"action": "until_told", "trace": str(trace), "label": str(told)}
-    again = submit(dying, query="&idempotent=true", **inputs)
+    with Component.from_url(dying.url, idempotent=True) as component:
+        again = component.submit("apply", {"x": [1.0], **inputs}).id
     wait_until(trace.exists)
     lost = submit(dying)
     other = start_server(**settings)
@@ -158,7 +165,7 @@ def test_a_job_that_may_run_twice_is_run_again_when_its_server_dies(
 def test_jobs_without_a_database_for_a_while(start_server, postgres, tmp_path, wait_until):
     """The job goes on, calls and metrics are answered, callers wait, and the end is kept."""
     served = start_server(
-        components=JOB_COMPONENT, workers=2, jobs=postgres.new_database(), job_lease_s=60
+        components=JOB_COMPONENT, workers=2, jobs=postgres.new_schema(), job_lease_s=60
     )
     told = tmp_path / "told"
     running = submit(served, action="until_told", label=str(told))
@@ -182,10 +189,11 @@ def test_jobs_without_a_database_for_a_while(start_server, postgres, tmp_path, w
 def test_kill_at_random(start_server, postgres, tmp_path, wait_until):
     """Three servers, one of which is killed in every round; the database is restarted in between."""
     settings = {
-        "components": JOB_COMPONENT, "workers": 2, "jobs": postgres.new_database(), "job_lease_s": 5,
+        "components": JOB_COMPONENT, "workers": 2, "jobs": postgres.new_schema(), "job_lease_s": 5,
         "jobs_objects": str(tmp_path / "bodies"),
     }  # fmt: skip
-    servers = [start_server(**settings) for _ in range(3)]
+    with ThreadPoolExecutor(3) as together:
+        servers = list(together.map(lambda _: start_server(**settings), range(3)))
     chance, totals, slowest = random.Random(31), Counter(), 0.0
     for number in range(ROUNDS):
         began = time.monotonic()
@@ -254,21 +262,20 @@ def test_kill_at_random(start_server, postgres, tmp_path, wait_until):
     expected = dict.fromkeys(("queued", "running", "cancelled", "failed", "succeeded"), 0)
     assert counts == expected | totals
     for served in servers:
+        served.process.terminate()
+    for served in servers:
         served.stop()
 
 
 def test_what_a_server_says_when_it_cannot_have_its_database(postgres, tmp_path):
     """In one line, without the password; and in a process that has no psycopg."""
-    url = postgres.new_database().replace("chainrule@", "stranger:pa55word@")
+    url = postgres.new_schema().replace("chainrule@", "stranger:pa55word@")
     file = tmp_path / "url"
     file.write_text(f"{url}\n")
     hidden = "import sys; sys.modules['psycopg'] = None; from chainrule.cli import main; main()"
     for jobs, start, code in (
         (url, ["-m", "chainrule"], "jobs_database_unreachable"),
-        (str(file), ["-m", "chainrule"], "jobs_database_unreachable"),
-        (str(tmp_path / "absent"), ["-m", "chainrule"], "bad_jobs_url"),
-        ("mysql://u:pa55word@h/d", ["-m", "chainrule"], "bad_jobs_url"),
-        (url, ["-c", hidden], "database_missing"),
+        (str(file), ["-c", hidden], "database_missing"),
     ):
         command = [sys.executable, *start, "serve", JOB_COMPONENT, "--port", "0", "--jobs", jobs]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -276,3 +283,32 @@ def test_what_a_server_says_when_it_cannot_have_its_database(postgres, tmp_path)
         assert code in done.stderr
         assert "pa55word" not in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
+    assert "pa55word" not in repr(ServeOptions(jobs=url))
+    file.write_text("mysql://u:pa55word@h/d")
+    for wrong in (file, tmp_path / "absent", "mysql://u:pa55word@h/d"):
+        with pytest.raises(DefinitionError) as refused:
+            ServeOptions(jobs=str(wrong)).read_jobs_url()
+        assert refused.value.code == "bad_jobs_url"
+        assert "pa55word" not in str(refused.value)
+    for together in ({"jobs": url, "jobs_folder": tmp_path}, {"jobs_objects": "s3://b"}):
+        with pytest.raises(InputError, match="--jobs"):
+            ServeOptions(**together)
+
+
+def test_a_handle_reads_a_job_of_a_server_that_is_gone_from_another_one(
+    start_server, settings, servers
+):
+    own = start_server(**settings)
+    with Component.from_urls([own.url, servers[0].url], startup_timeout=120) as component:
+        inputs = {"x": [1.0]}
+        assert component.name  # the first use
+        keys = map(str, itertools.count())
+        key = next(k for k in keys if component.transport._home("submit", k.encode()) == own.url)
+        job = component.submit("apply", inputs, idempotency_key=key)
+        result = job.result(120)
+        own.stop()
+        found = component.submit("apply", inputs, idempotency_key=key)
+        assert found.id == job.id, "the other server knows the key"
+        for each in (job, found, component.job(job.id)):
+            assert each.done
+            np.testing.assert_equal(each.result(120), result)

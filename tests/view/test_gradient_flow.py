@@ -129,7 +129,7 @@ def test_large_pipelines_are_matrices():
     picture = view.gradient_flow(network, jnp.ones(3))
     nodes = len(picture.parts) + 2
     drawn = picture.svg()
-    assert drawn.count("block 1 → layer") == 5
+    assert drawn.count("block 1 (layer ") == 5
     assert "data-name" not in drawn
     data = data_of(unescape(picture.html()))
     assert data["isMatrix"] is True

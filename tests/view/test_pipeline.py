@@ -57,6 +57,7 @@ def test_parts_and_links(wrap):
         (1, 2, "f32[3]"),
         (2, "result", "f32[]"),
     ]
+    assert picture.arguments == ("x", "scale")
     component = picture.parts[1]
     assert (component.bytes_in, component.bytes_out, component.operations) == (12, 12, None)
     assert component.cost == "12 B in, 12 B out"

@@ -132,12 +132,19 @@ class ServeOptions:
         at_least=0,
     )
     token_file: Path | None = _option(
-        _ADDRESS, None, "Require the bearer token in this file.", unset="no token"
+        _ADDRESS,
+        None,
+        "Require a bearer token of this file: one token, or lines of a name, a token and limits (rate=10 "
+        "calls=4). It is read again when it changes.",
+        unset="no token",
     )
     insecure: bool = _option(_ADDRESS, False, "Allow an address beyond loopback without a token.")
     debug: bool = _option(_LOGS, False, "Send tracebacks to callers; only on loopback.")
     tls_certificate: Path | None = _option(
-        _ADDRESS, None, "Serve HTTPS with this certificate.", unset="HTTP"
+        _ADDRESS,
+        None,
+        "Serve HTTPS with this certificate; it is read again when it changes.",
+        unset="HTTP",
     )
     tls_key: Path | None = _option(
         _ADDRESS,

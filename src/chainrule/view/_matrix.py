@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from chainrule.view._picture import CHARACTER, Cells, Drawing, Label, Rectangle, Shape
+from chainrule.view._picture import CHARACTER, GROUND, Cells, Drawing, Label, Rectangle, Shape
 
 _SIDE = 16.0
 _WIDEST = 960.0  # of the cells together
 _READABLE = 11.0  # a smaller cell has no room for a line of text
 _MARGIN = 16.0
 _LONGEST = 28
+_NODE = "#d1d5db"  # what is white in a graph
 
 
 def matrix(
@@ -36,7 +37,8 @@ def matrix(
     if side >= _READABLE:
         shapes += _labels(labels, side)
     by_colour: dict[str, list[tuple[int, int]]] = {}
-    for place, colour in [*(((k, k), fill) for k, fill in enumerate(fills)), *cells.items()]:
+    diagonal = (((k, k), _NODE if fill == GROUND else fill) for k, fill in enumerate(fills))
+    for place, colour in [*diagonal, *cells.items()]:
         by_colour.setdefault(colour, []).append(place)
     for colour, places in by_colour.items():
         squares = [(left + c * side, _MARGIN + r * side, side, side) for r, c in places]

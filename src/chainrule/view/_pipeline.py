@@ -58,10 +58,12 @@ class Pipeline(Picture):
     Attributes:
         parts: every part after those it reads.
         links: what flows between arguments, parts and the result.
+        arguments: the names of the arguments that are read, in their order.
     """
 
     parts: tuple[Part, ...]
     links: tuple[Link, ...]
+    arguments: tuple[str, ...]
 
     @property
     def has_values(self) -> bool:
@@ -95,8 +97,9 @@ class Pipeline(Picture):
         is_alone = [each.name for each in self.parts].count(part.name) == 1
         if is_alone or part.kind == "component":
             return part.name
-        made = (flow.name for link in self.links if link.source == place for flow in link.flows)
-        return " → ".join([part.name, *list(dict.fromkeys(filter(None, made)))[:1]])
+        flows = (flow for link in self.links if link.source == place for flow in link.flows)
+        made = next((flow.name for flow in flows if flow.name), "")
+        return f"{part.name} ({made})" if made else part.name
 
     def drawing(self) -> Drawing:
         """Boxes from the top down: arguments, parts, result; or a matrix of them."""
@@ -114,9 +117,7 @@ class Pipeline(Picture):
         return page("pipeline.js", "Pipeline", self._data(), markup)
 
     def _nodes(self) -> list[int | str]:
-        """The arguments that are read, the parts and the result, in order."""
-        arguments = dict.fromkeys(k.source for k in self.links if isinstance(k.source, str))
-        return [*arguments, *range(len(self.parts)), RESULT]
+        return [*self.arguments, *range(len(self.parts)), RESULT]
 
     def _boxes(self) -> dict[int | str, Box]:
         return {node: self._box(node) for node in self._nodes()}
@@ -302,7 +303,10 @@ def _assemble(
 ) -> Pipeline:
     sections = enumerate(division.sections)
     parts = tuple(_part(section, seconds.get(k, {})) for k, section in sections)
-    return Pipeline(parts, tuple(_links(division, fun, args, found)))
+    links = tuple(_links(division, fun, args, found))
+    read = {link.source for link in links}
+    arguments = [name for name in argument_names(fun, len(args)) if name in read]
+    return Pipeline(parts, links, tuple(arguments))
 
 
 def _part(section: Section, seconds: Mapping[str, float]) -> Part:

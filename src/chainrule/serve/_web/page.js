@@ -77,7 +77,9 @@ class Session {
       if (!isArray(after) || !isArray(before) || after.data.length !== slopes.data.length) return;
       slopes.data.forEach((slope, i) => { change += slope * (after.data[i] - before.data[i]); });
     }
-    this.prediction.textContent = change === 0 ? "" : `${number} ≈ ${formatNumber(value + change)} to first order (was ${formatNumber(value)})`;
+    const isPart = withoutPaths(now, Object.keys(arrays)) !== withoutPaths(inputs, Object.keys(arrays));
+    const rest = isPart ? "; other inputs changed as well, which this leaves out" : "";
+    this.prediction.textContent = change === 0 ? "" : `${number} ≈ ${formatNumber(value + change)} to first order (was ${formatNumber(value)})${rest}`;
   }
 
   /** Put arrays into the form, and run. */
@@ -146,6 +148,17 @@ class Session {
     this.say(`${text} [${problem.code}]`, true);
     if (problem.traceback) this.#onLog(problem.traceback);
   }
+}
+
+/** A text of the inputs that are at none of the paths. */
+function withoutPaths(inputs, paths) {
+  const payload = toPayload(inputs);
+  for (const path of paths) {
+    const keys = keysOf(path);
+    const parent = keys.slice(0, -1).reduce((node, key) => node?.[key], payload);
+    if (parent) delete parent[keys.at(-1)];
+  }
+  return toJson(payload);
 }
 
 const duration = (ms) => (ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);

@@ -15,6 +15,7 @@ class Elimination {
     this.matrix = new Matrix(nodes, [], {
       unit: "vertices",
       collapsedFrom: 120,
+      legend: [["kept", "edge"], ["changed", "changed by this step"], ["new", "made by this step"]],
       onCells: (cells) => this.products.replaceChildren(...cells.map(({ label }) => h("li", {}, label))),
       onNode: (index) => this.products.replaceChildren(h("li", {}, `${nodes[index].name}${nodes[index].stage ? `, in ${nodes[index].stage}` : ""}`)),
     });

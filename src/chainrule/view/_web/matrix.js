@@ -22,10 +22,11 @@ export function choosable(shape, label, choose) {
 
 /**
  * `nodes` are `{ name, stage, kind }`, `cells` are `{ row, column, kind, level, label, link }`; several cells that
- * come to lie on one place are one, with the highest level. `onNode(index)` and `onCells(cells)` hear what is chosen.
+ * come to lie on one place are one, with the highest level. `legend` is `[[class, text]]`. `onNode(index)` and
+ * `onCells(cells)` hear what is chosen.
  */
 export class Matrix {
-  constructor(nodes, cells, { unit = "programs", collapsedFrom = 40, onNode = () => {}, onCells = () => {} } = {}) {
+  constructor(nodes, cells, { unit = "programs", collapsedFrom = 40, legend = [], onNode = () => {}, onCells = () => {} } = {}) {
     Object.assign(this, { nodes, cells, unit, onNode, onCells });
     this.runs = runsOf(nodes);
     const stages = this.runs.filter((run) => run.length > 1);
@@ -34,7 +35,9 @@ export class Matrix {
     this.all = stages.length ? button("", () => this.toggleAll(stages), { class: "tiny" }) : null;
     this.found = h("span", { class: "muted small", role: "status" });
     this.scroller = h("div", { class: "matrix-scroller", tabindex: 0, role: "region", "aria-label": "matrix" });
-    this.element = h("div", { class: "matrix" }, h("div", { class: "matrix-tools" }, this.search, this.all, this.found), this.scroller);
+    const colours = legend.map(([kind, text]) => h("li", {}, h("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), h("span", { class: "legend-name" }, text)));
+    this.element = h("div", { class: "matrix" }, h("div", { class: "matrix-tools" }, this.search, this.all, this.found),
+      colours.length ? h("ul", { class: "legend" }, colours) : null, this.scroller);
     new ResizeObserver(() => this.resize()).observe(this.scroller);
     this.draw();
   }

@@ -16,6 +16,7 @@ class Pipeline {
     this.graph = main.querySelector(".static");
     this.details = h("section", { class: "details", "aria-label": "details", "aria-live": "polite" });
     this.matrix = new Matrix(nodes, links.flatMap((link) => this.cells(link)), {
+      legend: hasValues ? [["value", "values, above the diagonal"], ["cotangent", "cotangents, below"]] : [],
       onNode: (index) => this.node(index),
       onCells: (cells) => this.show([...new Set(cells.map(({ link }) => link))]),
     });
