@@ -1,8 +1,8 @@
 """The five charts at the top of docs/benchmarks.md, from the rows of a run.
 
-A chart is an SVG file that needs nothing else. Bars of one claim share a scale that begins at zero, so that their
-lengths compare; bars of different claims do not. Text takes the colour of the page it stands in, or follows
-the system's theme when the file is opened alone.
+A chart is an SVG file that needs nothing else. Bars of one claim share a scale that begins at zero, so that
+their lengths compare; bars of different claims do not. Text takes the colour of the page it stands in, or
+follows the system's theme when the file is opened alone.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def write(rows: Sequence[Row], page: Path) -> str:
         (folder / f"{name}.svg").write_text(svg)
     shown = "\n".join(f'--8<-- "docs/assets/benchmarks/{name}.svg"' for name in found)
     return (
-        "Blue is Chainrule, orange is another package, grey is the floor: what the machine, or code written by "
-        "hand, needs. Shorter is faster. Bars of one claim share a scale.\n\n"
+        "Blue is Chainrule, orange is another package, grey is the floor: what the machine, or code written "
+        "by hand, needs. Shorter is faster. Bars of one claim share a scale.\n\n"
         f'<div class="charts">\n{shown}\n</div>\n'
     )
 
