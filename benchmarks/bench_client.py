@@ -27,6 +27,7 @@ def run() -> list[Row]:
         url = f"http://127.0.0.1:{port}"
         handles = {
             "http": Component.from_url(url, share_memory=False),
+            "http, from_urls": Component.from_urls([url], share_memory=False),
             "same host": Component.from_url(url),
             "own process": Component.from_source(source),
             "in process": Component.from_api(source),
@@ -54,6 +55,13 @@ def _no_op(handles: dict[str, Component], peer: Any, port: int) -> list[Row]:
     return [
         *rows,
         Row("no-op apply, http", seconds["http"], seconds["bare"], "http.client", note=note),
+        Row(
+            "no-op apply, http, from_urls",
+            seconds["http, from_urls"],
+            seconds["http"],
+            "from_url",
+            note="what the choice of a server adds",
+        ),
     ]
 
 

@@ -16,7 +16,8 @@ from chainrule.client._pool import (
     Place,
     TwoChoices,
 )
-from chainrule.client._servers import Agenda, Rendezvous
+from chainrule.client._server_keeping import Agenda
+from chainrule.client._servers import Rendezvous
 
 HANG_S = 120
 

@@ -265,6 +265,8 @@ def test_no_server_answers():
     ("urls", "options", "code"),
     [
         ([], {}, "bad_url"),
+        (None, {}, "bad_url"),
+        ([1], {}, "bad_url"),
         ("http://a:1", {}, "bad_url"),
         (["http://a:1", "http://a:1/"], {}, "bad_url"),
         (["http://a:1"], {"idempotent": "yes"}, "bad_option"),

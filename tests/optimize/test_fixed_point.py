@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule import ComponentError, InputError, apply_component, fixed_point
+from chainrule import (
+    ComponentError,
+    InputError,
+    apply_component,
+    component_errors,
+    fixed_point,
+    minimize,
+)
 from chainrule.runtime import Array, Differentiable, Float64, component
 
 Scalar = Differentiable[Float64]
@@ -145,8 +152,33 @@ def test_no_convergence_is_an_error():
         with pytest.raises(ComponentError, match="did not converge") as caught:
             fixed_point(f, 1.0, method="iterate", max_steps=20)
         assert caught.value.code == "not_converged"
+
+
+def grows(x, p):
+    return 2 * x + p
+
+
+def state(p):
+    return fixed_point(grows, 1.0, p, method="iterate", max_steps=5).x
+
+
+@pytest.mark.parametrize(
+    ("program", "point"),
+    [(state, 1.0), (jax.grad(state), 1.0), (jax.vmap(jax.grad(state)), np.ones(2))],
+    ids=["value", "grad", "vmap of grad"],
+)
+def test_no_convergence_in_a_compiled_program_is_an_error(program, point):
     with pytest.raises(Exception, match="did not converge"):
-        jax.jit(lambda p: fixed_point(lambda x: 2 * x + p, 1.0, method="iterate", max_steps=5))(1.0)
+        jax.block_until_ready(jax.jit(program)(point))
+
+
+def test_no_convergence_in_a_compiled_program_has_its_code():
+    with pytest.raises(ComponentError) as caught, component_errors():
+        jax.block_until_ready(jax.jit(jax.grad(state))(1.0))
+    assert caught.value.code == "not_converged"
+    with pytest.raises(ComponentError) as caught:
+        minimize(lambda p: state(p["p"]), {"p": 1.0})
+    assert caught.value.code == "not_converged"
 
 
 @pytest.mark.parametrize(

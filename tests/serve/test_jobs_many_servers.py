@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -292,3 +293,22 @@ def test_what_a_server_says_when_it_cannot_have_its_database(postgres, tmp_path)
     for together in ({"jobs": url, "jobs_folder": tmp_path}, {"jobs_objects": "s3://b"}):
         with pytest.raises(InputError, match="--jobs"):
             ServeOptions(**together)
+
+
+def test_a_handle_reads_a_job_of_a_server_that_is_gone_from_another_one(
+    start_server, settings, servers
+):
+    own = start_server(**settings)
+    with Component.from_urls([own.url, servers[0].url], startup_timeout=120) as component:
+        inputs = {"x": [1.0]}
+        assert component.name  # the first use
+        keys = map(str, itertools.count())
+        key = next(k for k in keys if component.transport._home("submit", k.encode()) == own.url)
+        job = component.submit("apply", inputs, idempotency_key=key)
+        result = job.result(120)
+        own.stop()
+        found = component.submit("apply", inputs, idempotency_key=key)
+        assert found.id == job.id, "the other server knows the key"
+        for each in (job, found, component.job(job.id)):
+            assert each.done
+            np.testing.assert_equal(each.result(120), result)

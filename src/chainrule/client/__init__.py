@@ -3,6 +3,7 @@
 Component.from_api       in this process
 Component.from_source    in a process of its own, with its own environment if wanted
 Component.from_url       served by Chainrule or by a Tesseract
+Component.from_urls      the same, on several servers
 Component.from_image     in a container
 Component.from_umbridge  a model behind a UM-Bridge server
 Component.from_cluster   a pool of replicas on a Ray cluster
@@ -23,6 +24,8 @@ _subprocess    the transport to a process of its own
 _environment   the virtual environment of such a process
 _jobs          calls in the background, and the progress bar
 _pool          replicas of one component as one transport
+_servers       several servers of one component as one transport
+_server_keeping  whether these servers are up
 _mapping       many inputs through one component
 _server        a server's status and its jobs
 _umbridge      models behind UM-Bridge servers

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax as lx
@@ -24,7 +23,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from chainrule._errors import ComponentError, InputError
-from chainrule.bridge import component_errors
+from chainrule.bridge import component_errors, from_callable
 
 _DENSE_UP_TO = 200
 """States with more elements are solved with products instead of a matrix."""
@@ -77,7 +76,7 @@ def fixed_point(
         InputError: the result of `f` does not have the form of `x0` (`not_a_state`), or an option makes no
             sense (`bad_option`).
         ComponentError: the method did not converge (`not_converged`). A compiled program raises an error of
-            JAX in its place.
+            JAX in its place, and the `ComponentError` inside of `chainrule.component_errors()`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -182,20 +181,30 @@ def _solve_linear(g: Callable[[Any], Any], y: Any, tolerance: float) -> Any:
 
 
 def _require_converged(x: Any, residual: Any, steps: Any, method: str, limit: float) -> Any:
-    """The state, or an error: here where the numbers are known, in the compiled program otherwise."""
-    advice = (
-        f"fixed_point ({method}) did not converge: begin closer, allow more max_steps, or use "
-        + ("method='newton'" if method == "iterate" else "method='iterate' with damping=0.5")
-    )
-    if isinstance(residual, jax.core.Tracer):
-        return eqx.error_if(x, ~(residual <= limit), f"{advice}.")
-    if not bool(residual <= limit):
-        raise ComponentError(
-            f"{advice}. After {int(steps)} steps the residual is {float(residual):.2g}, which is more than "
-            f"{limit:.2g}.",
-            code="not_converged",
-        )
-    return x
+    """The state, or an error: here where the numbers are known, from the compiled program otherwise."""
+
+    def check(residual: Any, steps: Any) -> Any:
+        if not residual <= limit:  # a NaN is refused as well
+            raise ComponentError(
+                f"fixed_point ({method}) did not converge: begin closer, allow more max_steps, or use "
+                + (
+                    "method='newton'"
+                    if method == "iterate"
+                    else "method='iterate' with damping=0.5"
+                )
+                + f". After {int(steps)} steps the residual is {float(residual):.2g}, which is more than "
+                f"{limit:.2g}.",
+                code="not_converged",
+            )
+        return residual
+
+    residual, steps = jax.lax.stop_gradient((residual, steps))
+    if not isinstance(residual, jax.core.Tracer):
+        check(residual, steps)
+        return x
+    checked = from_callable(check, abstract=lambda residual, steps: residual, name="fixed_point")
+    # The state depends on what the check returns, so that XLA keeps the call.
+    return jnp.where(checked(residual, steps) <= limit, x, jnp.nan)
 
 
 def _check_options(method: str, max_steps: int, damping: float) -> None:

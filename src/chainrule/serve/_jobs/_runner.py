@@ -154,9 +154,11 @@ class Jobs:
         )
         record = replace(record, run_id=call.run_id or record.id)
         add = partial(self._store.add, record, call.body, max_waiting=self._options.max_jobs)
-        found = await asyncio.shield(self._in_thread(add))
+        adding = asyncio.ensure_future(self._in_thread(add))
+        # Also where the caller leaves meanwhile: the job is stored all the same.
+        adding.add_done_callback(lambda _: self.work_came())
+        found = await asyncio.shield(adding)
         if found.id == record.id:
-            self.work_came()
             return found, True
         if found.body_digest != digest:
             raise InputError(
