@@ -124,7 +124,7 @@ def _batched(task: Task, size: int) -> list[Row]:
         ),
         Row(
             f"{label}: native kernel", native["native"], native["filling"],
-            "the same arrays filled with constants",
+            "arrays filled with constants",
         ),
     ]  # fmt: skip
     if is_largest:

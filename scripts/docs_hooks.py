@@ -3,7 +3,8 @@
 `<!-- commands -->` becomes the commands and options of the command line, and `<!-- serve options -->` the
 table of `ServeOptions`. `<!-- show: name -->` becomes the picture that the Python blocks above it on the page
 call so; the page's blocks are run for that, as the tests run them (conftest.py at the root). Formulas become
-MathML, which browsers draw without a script.
+MathML, which browsers draw without a script. `llms.txt` lists the pages for assistants, as
+https://llmstxt.org describes it.
 """
 
 import re
@@ -16,7 +17,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from jinja2 import Environment
 from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
 
 from chainrule.cli.internal import COMMANDS, help_of
 from chainrule.serve.internal import option_table
@@ -31,6 +35,12 @@ _BLOCK_OR_SHOW = re.compile(
 
 _FORMULA = re.compile(
     r'<(?P<element>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=element)>', re.S
+)
+
+# What stands before or between paragraphs: the front matter, headings, blocks of code, comments, HTML.
+_NOT_TEXT = re.compile(
+    r"\A---\n.*?\n---\n|^#[^\n]*|^```.*?^```|^<!--.*?-->|^<div.*?^</div>|^--8<--[^\n]*|^!\[[^\n]*",
+    re.M | re.S,
 )
 
 
@@ -50,6 +60,30 @@ def on_page_content(html: str, **_: Any) -> str:
 def on_post_page(html: str, **_: Any) -> str:
     """Name the theme's search dialogue for screen readers."""
     return html.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+
+
+def on_env(env: Environment, config: MkDocsConfig, files: Files) -> None:
+    """Write `llms.txt`: the pages in the order of the navigation, each with its first sentence."""
+    pages = [file.page for file in files.documentation_pages() if file.page]
+    page = next((page for page in pages if page.previous_page is None), None)
+    lines, section = [f"# {config.site_name}", "", f"> {config.site_description}"], None
+    while page:
+        if (here := page.ancestors[-1].title if page.ancestors else "Pages") != section:
+            section = here
+            lines += ["", f"## {section}", ""]
+        lines.append(f"- [{page.title}]({page.url}): {first_sentence(page.markdown or '')}")
+        page = page.next_page
+    target = Path(config.site_dir, "llms.txt")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("\n".join(lines) + "\n")
+
+
+def first_sentence(markdown: str) -> str:
+    """The first sentence of a page's text, without links and emphasis."""
+    text = _NOT_TEXT.sub("", markdown)
+    paragraph = " ".join(text.strip().partition("\n\n")[0].split())
+    plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", paragraph).replace("**", "")
+    return re.split(r"(?<=[.:?]) (?=[A-Z`])", plain)[0].rstrip(":")
 
 
 def _mathml(found: re.Match[str]) -> str:

@@ -1,5 +1,6 @@
 """Every public package has a place in the reference, and every page a place in the navigation."""
 
+import importlib
 import pkgutil
 import re
 from pathlib import Path
@@ -25,6 +26,22 @@ def _public_packages():
 def test_package_is_in_the_reference(package):
     pages = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
     assert re.search(rf"^::: {re.escape(package)}$", pages, re.MULTILINE)
+
+
+_LISTS = re.compile(r"^::: ([\w.]+)\n(?:    .*\n)*?      members:\n((?:        - \w+\n)+)", re.M)
+
+
+@pytest.mark.parametrize(
+    "page", sorted((DOCS / "reference").glob("*.md")), ids=lambda page: page.stem
+)
+def test_lists_of_members_are_complete(page):
+    """A page that orders its members by hand names all of them; dtypes are named in a sentence."""
+    text = page.read_text()
+    for package, listed in _LISTS.findall(text):
+        public = set(importlib.import_module(package).__all__)
+        in_sentences = set(re.findall(r"`(\w+)`", text))
+        assert set(re.findall(r"- (\w+)", listed)) <= public
+        assert public <= set(re.findall(r"- (\w+)", listed)) | in_sentences
 
 
 def test_every_page_is_in_the_navigation():
