@@ -61,16 +61,16 @@ def _blocks(document):
 
 
 def _folder_of(example):
-    """The folder that the page has made itself, or else one that starts empty."""
-    if "folder" in example.namespace:
-        return example.namespace["folder"]
+    """The folder of the page, which starts empty."""
     if _FOLDER not in example.namespace:
         example.namespace[_FOLDER] = tempfile.mkdtemp()
     return example.namespace[_FOLDER]
 
 
 def _write_file(example):
-    (Path(_folder_of(example)) / example.region.lexemes["title"]).write_text(example.parsed)
+    file = Path(_folder_of(example), example.region.lexemes["title"])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(example.parsed)
 
 
 def _capture_python(example):

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import benchmarks
-from benchmarks import _transports, bench_orders
+from benchmarks import _charts, _transports, bench_orders
 from benchmarks._harness import Row, markdown, show
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -155,12 +155,15 @@ def _page(progress: Progress) -> str:
         "Every speed claim is a file in `benchmarks/` that measures us, the peer and the floor in turns "
         "in one run. This page is what `make bench` writes; run it on your machine, and compare ratios, not "
         "seconds.\n\n"
+        f"{_not_met(progress)}\n"
+        f"## Five charts\n\n{_charts.write(progress.rows, PAGE)}\n"
+        "## How it was measured\n\n"
         "A row is against a peer or against a floor: what the machine, or code written by hand, needs for "
         "the same. `make bench` prints this table and exits 0; `python -m benchmarks --strict` exits 1 when "
         "a bar is not met or a file fails; `python -m benchmarks frames http` runs some.\n\n"
         f"{day}, {os.cpu_count()} cores of {_processor()} shared with others (load {load:.1f}), Python "
         f"{platform.python_version()}, {versions}. "
-        "Figures of a GPU are at the end.\n"
+        "Figures of a GPU are [at the end](#on-a-gpu).\n"
     )
     took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in progress.seconds.items())
     minutes = sum(progress.seconds.values()) / 60
@@ -171,6 +174,25 @@ def _page(progress: Progress) -> str:
         f"\n## {name}\n\n{markdown(rows)}" for name, rows in progress.tables.items() if rows
     )
     return head + "".join(sections)
+
+
+def _not_met(progress: Progress) -> str:
+    """What a reader has to know first: the bars that were missed."""
+    judged = [row for row in progress.rows if row.met is not None]
+    missed = [row for row in judged if not row.met]
+    if not missed:
+        return f"## What is not met\n\nAll {len(judged)} bars are met in this run.\n"
+    places = ", ".join(
+        f"[{name}](#{name})"
+        for name, rows in progress.tables.items()
+        if any(row.met is False for row in rows)
+    )
+    return (
+        f"## What is not met\n\n{len(missed)} of {len(judged)} bars are not met in this run. "
+        f"They are in {places}. [Bars at the floor](#bars-at-the-floor) says what was tried; "
+        "bars of a GPU are [at the end](#on-a-gpu).\n\n"
+        f"{markdown(missed)}"
+    )
 
 
 def _processor() -> str:

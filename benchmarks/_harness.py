@@ -100,7 +100,8 @@ def _duration(call: Callable[[], object]) -> float:
 _COLUMNS = ("claim", "us", "peer", "floor", "ratio", "bar", "met", "note")
 # Who else does this; every other reference is a floor: what the machine, or code by hand, needs for it.
 _PEERS = re.compile(
-    r"tesseract|umbridge|graphax|pcx|flax|nnx|asdex|jacrev|jacfwd|pure_callback|best known", re.I
+    r"tesseract|umbridge|graphax|pcx|flax|nnx|eqx|asdex|jacrev|jacfwd|pure_callback|best known",
+    re.I,
 )
 
 
@@ -124,13 +125,19 @@ def markdown(rows: list[Row]) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     met = {None: "", True: "yes", False: "NO"}[row.met]
     bar = "" if row.bar is None else f"≤ {row.bar:.3g}"
-    us, reference = _quantity(row.us, row.unit), _quantity(row.reference, row.unit)
+    us, reference = quantity(row.us, row.unit), quantity(row.reference, row.unit)
     named = f"{reference} ({row.against})"
-    peer, floor = (named, "") if _PEERS.search(row.against) else ("", named)
+    peer, floor = (named, "") if is_peer(row) else ("", named)
     return row.claim, us, peer, floor, f"{row.ratio:.3g}", bar, met, row.note
 
 
-def _quantity(value: float, unit: str) -> str:
+def is_peer(row: Row) -> bool:
+    """Whether the reference is another package, not a floor."""
+    return _PEERS.search(row.against) is not None
+
+
+def quantity(value: float, unit: str) -> str:
+    """A figure with its unit, in three digits."""
     if unit != "s":
         return f"{value:,.6g} {unit}"
     for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):

@@ -47,6 +47,11 @@ def on_page_content(html: str, **_: Any) -> str:
     return _FORMULA.sub(_mathml, html)
 
 
+def on_post_page(html: str, **_: Any) -> str:
+    """Name the theme's search dialogue for screen readers."""
+    return html.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+
+
 def _mathml(found: re.Match[str]) -> str:
     display = "block" if found["element"] == "div" else "inline"
     return convert(unescape(found["latex"]), display=display)
@@ -59,7 +64,9 @@ def _with_pictures(markdown: str) -> str:
         if found["name"]:
             return f'<div style="overflow-x: auto">{namespace[found["name"]].html()}</div>'
         if found["file"]:
-            Path(found["file"]).write_text(found["code"])
+            file = Path(found["file"])
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(found["code"])
         else:
             with redirect_stdout(StringIO()):
                 exec(found["code"], namespace)

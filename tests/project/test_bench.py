@@ -7,10 +7,12 @@ import os
 import re
 import signal
 import sys
+from xml.etree import ElementTree
 
 import psutil
 import pytest
 from benchmarks import __main__ as bench
+from benchmarks import _charts
 from benchmarks._harness import Row
 
 MET = Row("fast enough", 0.9e-3, 1e-3, "the floor", bar=1.0)
@@ -55,6 +57,24 @@ def test_the_page_has_everything(run):
     assert "\n## On a GPU\n" in text  # what other machines measured is kept
     assert "not measured" in bench.TRANSPORTS.read_text()
     assert "1 rows of orders" in bench.EXPLANATION.read_text()
+
+
+def test_what_is_not_met_comes_first_then_charts_then_tables(run):
+    run({"http": [MISSED], "import": [Row("import chainrule", 2.0, 1.0, "import tesseract_core")]})
+    text = bench.PAGE.read_text()
+    places = [text.index(f"\n## {title}\n") for title in ("What is not met", "Five charts", "http")]
+    assert places == sorted(places)
+    assert text.index("| too slow |") < places[1]
+    svg = (bench.PAGE.parent / "assets" / "benchmarks" / "start.svg").read_text()
+    assert "2 s  Chainrule" in svg
+    assert "1 s  import tesseract_core" in svg
+    assert ElementTree.fromstring(svg).get("aria-label") == "Start and validation"
+
+
+def test_charts_show_claims_that_are_measured():
+    page = (bench.PAGE).read_text()
+    for _, claims in _charts._CHARTS.values():
+        assert [claim for claim in claims.values() if f"\n| {claim} |" not in page] == []
 
 
 @pytest.fixture

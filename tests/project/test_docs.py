@@ -92,6 +92,31 @@ def test_times_of_transports_are_those_of_the_benchmarks():
     assert table in TRANSPORTS.read_text()
 
 
+def test_code_fits_beside_the_navigation():
+    """76 columns are what a page shows without scrolling; tables that a program draws may be wider."""
+    too_wide = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in PAGES
+        for indent, _, code in FENCED.findall(page.read_text())
+        for line in code.splitlines()
+        if len(line) - len(indent) > 76 and not set(line) & set("│┃┏┡└")
+    ]
+    assert not too_wide
+
+
+def test_files_are_titled_blocks():
+    """A file of a reader is shown as a file, not as a string that a program writes."""
+    as_string = re.compile(r"write_text\(\s*(\"\"\"|''')")
+    assert [page for page in PAGES if as_string.search(page.read_text())] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_twelve_lines_are_twelve(page):
+    _, _, section = (ROOT / page).read_text().partition("\n## Twelve lines\n")
+    _, _, code = FENCED.findall(section)[0]
+    assert len([line for line in code.splitlines() if line.strip()]) == 12
+
+
 def test_pictures_are_there():
     for page in PAGES:
         for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):

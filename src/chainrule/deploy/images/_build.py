@@ -259,13 +259,14 @@ def _is_context(folder: Path) -> bool:
     return all((folder / recipe).is_file() for recipe in _RECIPES)
 
 
-def write_context(plan: BuildPlan, folder: Path) -> Path:
+def write_context(plan: BuildPlan, folder: str | Path) -> Path:
     """Write the build context of a plan into an empty or new folder.
 
     Raises:
         StorageError: the folder is not empty (`folder_not_empty`), or cannot be written
             (`storage_failed`); a folder that could not be written whole is removed.
     """
+    folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
