@@ -22,7 +22,7 @@ _pool            the queue and the workers of one component, and what is counted
 _merging         several calls of `apply` answered by one
 _worker_handles  a worker as the server sees it: a process, or a thread
 _worker          a worker process, from the inside
-_added           endpoints beside the component's: check_gradients, minimize, plot
+_server_endpoints  endpoints beside the component's: check_gradients, minimize, plot
 _answering       from the bytes of a call to the bytes of its reply
 _problems        errors as `application/problem+json`
 
@@ -30,7 +30,7 @@ Beside it:
 
 _jobs            calls that outlive the connection that asked for them
 _metrics         `/ready`, `/status` and `/metrics`
-_exchange        files that callers upload and download
+_file_routes     files that callers upload and download
 _page            the page of a component, and its description at `/docs`
 _umbridge        the UM-Bridge protocol
 internal         what other packages of this project use

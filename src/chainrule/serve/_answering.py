@@ -2,7 +2,7 @@
 
 `Answerer` decodes the body, calls the component and encodes the result. It is used by worker processes, by
 the worker thread and by replicas on a cluster. Two things are beside the component's own endpoints: those
-that a server adds (`_added`) and the cache of results.
+that a server adds (`_server_endpoints`) and the cache of results.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from chainrule._lru_cache import LRUCache
 from chainrule._tracing import export_spans, span
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
 from chainrule.runtime.internal import Run, failure_of, reuse_residuals
-from chainrule.serve._added import ADDED, WITHOUT_ARRAYS, added_endpoints
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
+from chainrule.serve._server_endpoints import ADDED, WITHOUT_ARRAYS, added_endpoints
 
 _log = logging.getLogger(__name__)
 

@@ -22,10 +22,9 @@ from chainrule._files import Scratch
 from chainrule._same_host import is_supported
 from chainrule.runtime import ComponentConfig, LocalComponent
 from chainrule.serve._accounts import Accounts
-from chainrule.serve._added import ADDED
 from chainrule.serve._calls import Facts
 from chainrule.serve._endpoint import Endpoint, Intake
-from chainrule.serve._exchange import Exchange
+from chainrule.serve._file_routes import Exchange
 from chainrule.serve._jobs import JobReplies, Jobs, job_routes, with_server_routes
 from chainrule.serve._logs import AccessLog, ErrorStream, Output, OutputLog
 from chainrule.serve._merging import Merger
@@ -36,6 +35,7 @@ from chainrule.serve._pool import Pool, Service, WorkerPool
 from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
 from chainrule.serve._security import BearerToken
+from chainrule.serve._server_endpoints import ADDED
 from chainrule.serve._umbridge import umbridge_routes
 from chainrule.serve._watched_files import WatchedFiles, keep_looking
 

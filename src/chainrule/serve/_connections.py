@@ -122,7 +122,11 @@ def spare_of(limit: int) -> int:
 
 
 def longest_waiting(connections: Iterable[Connection], count: int) -> list[Connection]:
-    """Those to close first: they have the most newer ones of their address, or else have waited longest."""
+    """Those to close first: they have the most newer ones of their address, or else have waited longest.
+
+    By a clock that goes on while a loop works: by that of the loop, all that are accepted in one turn of it
+    would have come at the same time.
+    """
     waiting = [(since, c) for c in connections if (since := c.waits_since) is not None]
     waiting.sort(key=itemgetter(0), reverse=True)
     newer: Counter[str] = Counter()
@@ -310,7 +314,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._waits_since = self.loop.time()
+        self._waits_since = time.monotonic()
         super().on_response_complete()
         if self.pipeline:
             # uvicorn would read on, and keep what it reads, faster than requests are answered.
@@ -319,7 +323,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _expect_head(self) -> None:
         """Expect the headers of a request in time."""
         self._forget_head()
-        self._waits_since = self.loop.time()
+        self._waits_since = time.monotonic()
         self._head_timer = self.loop.call_later(
             self.read_timeout_s, self._end_with, _TIMEOUT_RESPONSE
         )
@@ -352,7 +356,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _check_reader(self, unread: int) -> None:
         if self.transport.get_write_buffer_size() < unread:
-            self._waits_since = self.loop.time()
+            self._waits_since = time.monotonic()
             self._watch_reader()
         else:
             self._reader_timer = None
@@ -391,7 +395,7 @@ class TlsHandshake(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """Begin the handshake, over a transport that begins with it: this one has read nothing yet."""
         behind = self._behind
-        self._since = behind.loop.time()
+        self._since = time.monotonic()
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
         self._socket = transport.get_extra_info("socket").dup()

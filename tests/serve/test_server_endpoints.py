@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from chainrule.errors import ComponentError, InputError
 from chainrule.runtime import Array, Differentiable, Float64, component, load_component
 from chainrule.runtime.internal import Run
-from chainrule.serve._added import ADDED, added_endpoints
+from chainrule.serve._server_endpoints import ADDED, added_endpoints
 
 
 class InputSchema(BaseModel):
