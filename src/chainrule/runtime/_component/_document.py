@@ -14,6 +14,7 @@ import numpy as np
 from chainrule._codec import decode_tree
 from chainrule._device import own_copy
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, Side
+from chainrule._markdown import markdown
 from chainrule._paths import add_segment, join_path, path_to_pattern, split_path
 from chainrule._tables import html_table
 from chainrule._trees import expand_pattern, get_at_path
@@ -438,7 +439,7 @@ def _cells(field: Field) -> tuple[str, ...]:
     default = "" if field.default is None else json.dumps(field.default)
     shown = default if len(default) <= _MAX_DEFAULT else f"{default[:_MAX_DEFAULT]}…"
     mark = "∂" if field.is_differentiable else ""
-    return field.path, field.type, mark, shown, field.description
+    return field.path, field.type, mark, shown, markdown(field.description)
 
 
 def _describe(field: Field) -> str:
