@@ -286,7 +286,7 @@ class Document:
         )
         return (
             f"<div><strong>{escape(self.title)}</strong> <small>{escape(place)}</small><br>"
-            f"{escape(self._content['info'].get('description', ''))}{tables}"
+            f"{markdown(self._content['info'].get('description', ''))}{tables}"
             f"<small>{escape(self._available())}</small></div>"
         )
 
