@@ -134,7 +134,7 @@ def _render(facts: Facts) -> tuple[str, str]:
     version = "" if facts.version == "unknown" else facts.version
     document = Document(facts.openapi)
     sides = "".join(
-        f"<h2>{title}</h2>{_scrolling(title, Field.table(fields))}"
+        f"<h2>{title}</h2>{_scrolling(title, Field.table(fields, is_styled=False))}"
         for title, fields in (
             ("Inputs", document.fields("inputs")),
             ("Outputs", document.fields("outputs")),

@@ -59,10 +59,10 @@ class Field:
     is_array: bool = False
 
     @staticmethod
-    def table(fields: Sequence[Field]) -> str:
-        """Fields of a schema as a table in HTML."""
+    def table(fields: Sequence[Field], *, is_styled: bool = True) -> str:
+        """Fields of a schema as a table in HTML; `is_styled` as in `html_table`."""
         names = ("path", "type", "∂", "default", "description")
-        return html_table(map(_cells, fields), head=names, is_styled=False)
+        return html_table(map(_cells, fields), head=names, is_styled=is_styled)
 
 
 @dataclass(frozen=True)
