@@ -360,7 +360,7 @@ def _overview(descriptor: int) -> str:
 
 
 def _listed(commands: dict[str, Command]) -> str:
-    return "".join(f"  {name:<16} {command.help}\n" for name, command in commands.items())
+    return "".join(f"  {name:<17} {command.help}\n" for name, command in commands.items())
 
 
 def _explain_unknown(given: Sequence[str]) -> int:
