@@ -11,7 +11,11 @@ from pathlib import Path
 def read_options(about: str) -> tuple[bool, Path]:
     """Whether the run is a small one, and the folder for its pictures and reports."""
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--small", action="store_true", help="run a small size, in a few seconds")
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="run a small size, in a few seconds",
+    )
     parser.add_argument(
         "--output", type=Path, default=Path("demo-output"),
         help="leave pictures and reports in this folder (default: %(default)s)",
@@ -24,8 +28,18 @@ def read_options(about: str) -> tuple[bool, Path]:
 @contextlib.contextmanager
 def served(path: Path) -> Iterator[str]:
     """`chainrule serve PATH` in the background; its address."""
-    command = [sys.executable, "-m", "chainrule", "serve", str(path), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    command = [
+        sys.executable,
+        "-m",
+        "chainrule",
+        "serve",
+        str(path),
+        "--port",
+        "0",
+    ]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True
+    ) as server:
         try:
             _, _, url = server.stderr.readline().partition("Serving at ")
             yield url.strip()

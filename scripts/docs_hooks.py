@@ -63,7 +63,7 @@ def on_post_page(html: str, **_: Any) -> str:
 
 
 def on_env(env: Environment, config: MkDocsConfig, files: Files) -> None:
-    """Write `llms.txt`: the pages in the order of the navigation, each with its first sentence."""
+    """Write `llms.txt`: the pages in the order of the navigation, each with what it is about."""
     pages = [file.page for file in files.documentation_pages() if file.page]
     page = next((page for page in pages if page.previous_page is None), None)
     lines, section = [f"# {config.site_name}", "", f"> {config.site_description}"], None
@@ -71,19 +71,20 @@ def on_env(env: Environment, config: MkDocsConfig, files: Files) -> None:
         if (here := page.ancestors[-1].title if page.ancestors else "Pages") != section:
             section = here
             lines += ["", f"## {section}", ""]
-        lines.append(f"- [{page.title}]({page.url}): {first_sentence(page.markdown or '')}")
+        lines.append(f"- [{page.title}]({page.url}): {summary(page.markdown or '')}")
         page = page.next_page
     target = Path(config.site_dir, "llms.txt")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("\n".join(lines) + "\n")
 
 
-def first_sentence(markdown: str) -> str:
-    """The first sentence of a page's text, without links and emphasis."""
+def summary(markdown: str) -> str:
+    """The first sentence of a page's text, and the second if the first is short, without links."""
     text = _NOT_TEXT.sub("", markdown)
     paragraph = " ".join(text.strip().partition("\n\n")[0].split())
     plain = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", paragraph).replace("**", "")
-    return re.split(r"(?<=[.:?]) (?=[A-Z`])", plain)[0].rstrip(":")
+    first, *more = re.split(r"(?<=[.:?]) (?=[A-Z`])", plain)
+    return " ".join([first, *more[: len(first) < 80]]).rstrip(":")
 
 
 def _mathml(found: re.Match[str]) -> str:

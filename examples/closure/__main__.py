@@ -1,4 +1,4 @@
-"""A network in torch learns what a coarse flow solver in NumPy does not resolve, inside the solver."""
+"""A network in torch learns what a coarse solver does not resolve."""
 
 from pathlib import Path
 
@@ -34,11 +34,13 @@ def averaged(u):
 
 
 def resolved(u, steps):
-    """The flow computed on the fine grid, as the coarse grid sees it after every step."""
+    """The flow on the fine grid, as the coarse grid sees it."""
     seen = []
     for _ in range(steps):
         for _ in range(2 * FINE):
-            inputs = flow.InputSchema(u=u, stress=np.zeros_like(u), dt=DT / (2 * FINE))
+            inputs = flow.InputSchema(
+                u=u, stress=np.zeros_like(u), dt=DT / (2 * FINE)
+            )
             u = flow.apply(inputs).u
         seen.append(averaged(u))
     return np.stack(seen)
@@ -58,14 +60,21 @@ def main():
             def advance(u, _):
                 tau = 0 * u
                 if weights is not None:
-                    tau = apply_component(stress, {"u": u, "weights": weights})["result"]
-                u = apply_component(solver, {"u": u, "stress": tau, "dt": DT})["u"]
+                    tau = apply_component(
+                        stress, {"u": u, "weights": weights}
+                    )["result"]
+                u = apply_component(
+                    solver, {"u": u, "stress": tau, "dt": DT}
+                )["u"]
                 return u, u
 
             return jax.lax.scan(advance, u, None, length=steps)[1]
 
         def error(weights):
-            return jnp.mean((run(weights, jnp.asarray(averaged(fine)), steps) - truth) ** 2)
+            return jnp.mean(
+                (run(weights, jnp.asarray(averaged(fine)), steps) - truth)
+                ** 2
+            )
 
         keys = jax.random.split(jax.random.key(0), 2)
         weights = {
@@ -76,7 +85,9 @@ def main():
         optimiser = optax.adam(0.03)
         state = optimiser.init(weights)
         step = jax.jit(jax.value_and_grad(error))
-        with chainrule.watch("A closure is trained inside its solver") as record:
+        with chainrule.watch(
+            "A closure is trained inside its solver"
+        ) as record:
             for k in range(updates):
                 value, gradient = step(weights)
                 record(k, cost=value, gradients=gradient)
@@ -88,31 +99,48 @@ def main():
         fine = first_velocities(1)
         truth = resolved(fine, horizon)
         runs = {
-            "without the network": run(None, jnp.asarray(averaged(fine)), horizon),
-            "with the network": run(weights, jnp.asarray(averaged(fine)), horizon),
+            "without the network": run(
+                None, jnp.asarray(averaged(fine)), horizon
+            ),
+            "with the network": run(
+                weights, jnp.asarray(averaged(fine)), horizon
+            ),
         }
         runs = {name: np.asarray(u) for name, u in runs.items()}
     for name, u in runs.items():
-        print(f"{name:20} error of other flows {np.sqrt(np.mean((u - truth) ** 2)):.3f}")
+        print(
+            f"{name:20} error of other flows",
+            f"{np.sqrt(np.mean((u - truth) ** 2)):.3f}",
+        )
     draw(truth, runs, folder / "closure.png")
     print(f"Wrote {folder / 'closure.png'} and {folder / 'closure.html'}")
 
 
 def draw(truth, runs, path):
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, panels = plt.subplots(
+        1, 2, figsize=(9, 3.4), layout="constrained"
+    )
     x = (np.arange(CELLS) + 0.5) * 2 * np.pi / CELLS
     middle = len(truth) // 2
     panels[0].plot(x, truth[middle, 0], color="black", label="fine grid")
-    for (name, u), color in zip(runs.items(), ("tab:red", "tab:blue"), strict=True):
+    for (name, u), color in zip(
+        runs.items(), ("tab:red", "tab:blue"), strict=True
+    ):
         panels[0].plot(x, u[middle, 0], ".-", color=color, label=name)
         panels[1].plot(
             DT * np.arange(1, len(u) + 1),
             np.sqrt(np.mean((u - truth) ** 2, axis=(1, 2))),
             color=color,
         )
-    panels[0].set(xlabel="x", ylabel="velocity", title=f"One flow at time {DT * middle:.2g}")
+    panels[0].set(
+        xlabel="x",
+        ylabel="velocity",
+        title=f"One flow at time {DT * middle:.2g}",
+    )
     panels[0].legend()
-    panels[1].set(xlabel="time", title="Error of six flows not seen in training")
+    panels[1].set(
+        xlabel="time", title="Error of six flows not seen in training"
+    )
     figure.savefig(path, dpi=150)
 
 

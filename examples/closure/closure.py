@@ -1,4 +1,4 @@
-"""A small convolutional network in torch: the stress of what a coarse grid does not resolve."""
+"""A convolutional network in torch: the stress below the grid."""
 
 import torch
 from pydantic import BaseModel
@@ -11,7 +11,7 @@ Rows = Array[("flow", "x"), Float64]
 
 
 class Weights(BaseModel):
-    """Of two convolutions: from differences of the velocity to a viscosity at each face."""
+    """Two convolutions: from differences of velocity to a viscosity."""
 
     first: Differentiable[Array[("channel", 2, 4), Float64]]
     bias: Differentiable[Array[("channel",), Float64]]
@@ -19,12 +19,18 @@ class Weights(BaseModel):
 
 
 @component(framework="torch")
-def stress(u: Differentiable[Rows], weights: Weights) -> Differentiable[Rows]:
-    """A viscosity that depends on the four cells around a face, times the difference there."""
+def stress(
+    u: Differentiable[Rows], weights: Weights
+) -> Differentiable[Rows]:
+    """A viscosity from the four cells at a face, times the difference."""
     difference = torch.roll(u, -1, dims=-1) - u
     around = torch.stack([u - u.mean(-1, keepdim=True), difference], dim=1)
     hidden = functional.conv1d(
-        functional.pad(around, (1, 2), mode="circular"), weights.first, weights.bias
+        functional.pad(around, (1, 2), mode="circular"),
+        weights.first,
+        weights.bias,
     )
-    viscosity = functional.softplus(functional.conv1d(torch.tanh(hidden), weights.second)[:, 0] - 2)
+    viscosity = functional.softplus(
+        functional.conv1d(torch.tanh(hidden), weights.second)[:, 0] - 2
+    )
     return viscosity * difference

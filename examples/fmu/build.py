@@ -47,7 +47,15 @@ def build_fmu(
         stubs = Path(scratch, "stubs.c")
         stubs.write_text(_stubs(headers, version))
         library = Path(scratch, f"{name}.so")
-        command = ["gcc", "-O1", "-shared", "-fPIC", f"-I{headers}", sources / f"{name}.c", stubs]
+        command = [
+            "gcc",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            f"-I{headers}",
+            sources / f"{name}.c",
+            stubs,
+        ]
         subprocess.run([*command, "-o", library], check=True)
         place = "x86_64-linux" if version == 3 else "linux64"
         found = Path(folder, f"{target or name}.fmu")
@@ -60,5 +68,11 @@ def build_fmu(
 def _stubs(headers: Path, version: int) -> str:
     """A function that returns an error for each function of the standard; those of the C file replace it."""
     declared = (headers / f"fmi{version}Functions.h").read_text()
-    names = re.findall(rf"FMI{version}_Export\s+fmi{version}\w+TYPE\s+(fmi{version}\w+);", declared)
-    return "\n".join(f"__attribute__((weak)) int {name}(void) {{ return 3; }}" for name in names)
+    names = re.findall(
+        rf"FMI{version}_Export\s+fmi{version}\w+TYPE\s+(fmi{version}\w+);",
+        declared,
+    )
+    return "\n".join(
+        f"__attribute__((weak)) int {name}(void) {{ return 3; }}"
+        for name in names
+    )

@@ -1,7 +1,8 @@
-"""Currents between the cells of a plate, of charge or of heat: what both programs of the heater share.
+"""Currents between the cells of a plate, of charge or of heat.
 
-Every face carries a current g (Dφ + e). D takes differences between the cells of a face, e is what an
-electrode adds, and g is the conductance, the mean of that of the cells beside the face.
+Every face carries a current g (Dφ + e). D takes differences between the
+cells of a face, e is what an electrode adds, and g is the conductance, the
+mean of that of the cells beside the face.
 """
 
 import numpy as np
@@ -23,9 +24,14 @@ def faces(rows, columns):
 
 
 def electrodes(rows, columns, voltage):
-    """D and e with an electrode at the left (0 V) and at the right of the plate."""
-    left = sp.kron(sp.identity(rows), sp.csr_matrix(([1.0], ([0], [0])), (1, columns)))
-    right = sp.kron(sp.identity(rows), sp.csr_matrix(([-1.0], ([0], [columns - 1])), (1, columns)))
+    """D and e with electrodes at the left (0 V) and the right."""
+    left = sp.kron(
+        sp.identity(rows), sp.csr_matrix(([1.0], ([0], [0])), (1, columns))
+    )
+    right = sp.kron(
+        sp.identity(rows),
+        sp.csr_matrix(([-1.0], ([0], [columns - 1])), (1, columns)),
+    )
     inside = faces(rows, columns)
     added = np.r_[np.zeros(inside.shape[0] + rows), np.full(rows, voltage)]
     return sp.vstack([inside, left, right]).tocsr(), added

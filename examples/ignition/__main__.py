@@ -1,4 +1,4 @@
-"""The cheapest charge that ignites in time and makes little NO: Cantera, a price in JAX, and SLSQP."""
+"""The cheapest charge that ignites in time and makes little NO."""
 
 from pathlib import Path
 
@@ -24,10 +24,14 @@ def main():
     with Component.from_source(HERE / "reactor.py:reactor") as reactor:
 
         def price(charge):
-            """Of the fuel and of the heat before ignition, for each kelvin that is gained."""
+            """Of fuel and heat before ignition, for each kelvin gained."""
             gained = apply_component(reactor, charge)["heat"]
             fuel = charge["richness"] * (1 + charge["hydrogen"])
-            return 1000 * (fuel + (charge["temperature"] - 1000) / 100) / gained
+            return (
+                1000
+                * (fuel + (charge["temperature"] - 1000) / 100)
+                / gained
+            )
 
         def excess(charge):
             """What is above the limits."""
@@ -44,22 +48,33 @@ def main():
         with chainrule.watch("A charge becomes cheaper") as record:
             found = chainrule.minimize(
                 price, start,
-                bounds={"hydrogen": (0, 1), "richness": (0.3, 1.2), "temperature": (1000, 1500)},
+                bounds={
+                    "hydrogen": (0, 1),
+                    "richness": (0.3, 1.2),
+                    "temperature": (1000, 1500),
+                },
                 constraints=[(excess, Bounds(le=0))], method="SLSQP",
-                callback=record.callback, options={"maxiter": 1 if small else 40},
+                callback=record.callback,
+                options={"maxiter": 1 if small else 40},
             )  # fmt: skip
         record.save(folder / "ignition.html")
         charges = {"before": start, "after": found.x}
-        answers = {name: reactor.apply(charge) for name, charge in charges.items()}
-        prices = {name: float(price(charge)) for name, charge in charges.items()}
+        answers = {
+            name: reactor.apply(charge) for name, charge in charges.items()
+        }
+        prices = {
+            name: float(price(charge)) for name, charge in charges.items()
+        }
 
     print(found.message)
     for name, charge in charges.items():
         answer = answers[name]
         print(
-            f"{name:7} {charge['hydrogen']:.0%} hydrogen, richness {charge['richness']:.2f}, "
-            f"{charge['temperature']:.0f} K: price {prices[name]:.2f}, "
-            f"ignites after {1e3 * 10 ** answer['delay']:.2f} ms, NO {10 ** answer['nitric_oxide']:.2%}"
+            f"{name:7} {charge['hydrogen']:.0%} hydrogen,",
+            f"richness {charge['richness']:.2f},",
+            f"{charge['temperature']:.0f} K: price {prices[name]:.2f},",
+            f"ignites after {1e3 * 10 ** answer['delay']:.2f} ms,",
+            f"NO {10 ** answer['nitric_oxide']:.2%}",
         )
     draw(answers, folder / "ignition.png")
     print(f"Wrote {folder / 'ignition.png'} and {folder / 'ignition.html'}")
@@ -67,9 +82,15 @@ def main():
 
 def draw(answers, path):
     figure, panel = plt.subplots(figsize=(7, 3.4), layout="constrained")
-    for (name, answer), color in zip(answers.items(), ("tab:gray", "tab:red"), strict=True):
-        panel.semilogx(1e3 * TIMES, answer["course"], color=color, label=name)
-    panel.axvline(1e3 * LATEST, color="black", linestyle=":", label="latest ignition")
+    for (name, answer), color in zip(
+        answers.items(), ("tab:gray", "tab:red"), strict=True
+    ):
+        panel.semilogx(
+            1e3 * TIMES, answer["course"], color=color, label=name
+        )
+    panel.axvline(
+        1e3 * LATEST, color="black", linestyle=":", label="latest ignition"
+    )
     panel.set(xlabel="time, ms", ylabel="temperature, K", xlim=(1e-2, 20))
     panel.legend()
     figure.savefig(path, dpi=150)

@@ -1,4 +1,4 @@
-"""Hydrogen and methane that ignite in air at constant volume, by Cantera with GRI-Mech 3.0."""
+"""Hydrogen and methane ignite in air, by Cantera with GRI-Mech 3.0."""
 
 from typing import Annotated
 
@@ -18,25 +18,40 @@ TIMES = np.logspace(-6, -1, 200)
 class Outputs(BaseModel):
     """What the charge does."""
 
-    delay: Differentiable[Float64] = Field(description="Ignition delay, log10 of seconds")
-    nitric_oxide: Differentiable[Float64] = Field(description="NO, log10 of the mole fraction")
-    heat: Differentiable[Float64] = Field(description="Rise of the temperature, in kelvin")
-    course: Array[(200,), Float64] = Field(description="The temperature at the times of `TIMES`")
+    delay: Differentiable[Float64] = Field(
+        description="Ignition delay, log10 of seconds"
+    )
+    nitric_oxide: Differentiable[Float64] = Field(
+        description="NO, log10 of the mole fraction"
+    )
+    heat: Differentiable[Float64] = Field(
+        description="Rise of the temperature, in kelvin"
+    )
+    course: Array[(200,), Float64] = Field(
+        description="The temperature at the times of `TIMES`"
+    )
 
 
 @component(framework="numpy", derivatives="finite")
 def reactor(
-    hydrogen: Annotated[Differentiable[Float64], Field(ge=0, le=1, description="Part of the fuel")],
+    hydrogen: Annotated[
+        Differentiable[Float64],
+        Field(ge=0, le=1, description="Part of the fuel"),
+    ],
     richness: Annotated[
-        Differentiable[Float64], Field(ge=0.3, le=1.2, description="Fuel, relative to the air")
+        Differentiable[Float64],
+        Field(ge=0.3, le=1.2, description="Fuel, relative to the air"),
     ],
     temperature: Annotated[
-        Differentiable[Float64], Field(ge=1000, le=1500, description="Before ignition, in kelvin")
+        Differentiable[Float64],
+        Field(ge=1000, le=1500, description="Before ignition, in kelvin"),
     ],
 ) -> Outputs:
     """Ignition, heat and nitric oxide of one charge."""
     gas = ct.Solution("gri30.yaml")
-    gas.set_equivalence_ratio(richness, {"H2": hydrogen, "CH4": 1 - hydrogen}, "O2:1, N2:3.76")
+    gas.set_equivalence_ratio(
+        richness, {"H2": hydrogen, "CH4": 1 - hydrogen}, "O2:1, N2:3.76"
+    )
     gas.TP = temperature, PRESSURE
     chamber = ct.IdealGasReactor(gas, clone=False)
     network = ct.ReactorNet([chamber])
@@ -45,11 +60,15 @@ def reactor(
     course = [(0.0, temperature)]
     while course[-1][1] < temperature + 400:
         if network.time > LONGEST:
-            raise ValueError(f"the charge does not ignite within {LONGEST} s")
+            raise ValueError(
+                f"the charge does not ignite within {LONGEST} s"
+            )
         network.step()
         course.append((network.time, chamber.T))
     (start, cold), (end, hot) = course[-2:]
-    delay = start + (end - start) * (temperature + 400 - cold) / (hot - cold)
+    delay = start + (end - start) * (temperature + 400 - cold) / (
+        hot - cold
+    )
     for part in np.linspace(0, 1, 20) ** 3:
         network.advance(max(delay + STAY * part, network.time))
         course.append((network.time, chamber.T))

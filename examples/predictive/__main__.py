@@ -20,8 +20,18 @@ COMPONENT = Path(__file__).parent / "oscillator" / "component.py"
 @contextlib.contextmanager
 def served(path: Path) -> Iterator[str]:
     """`chainrule serve PATH` in the background; its address."""
-    command = [sys.executable, "-m", "chainrule", "serve", str(path), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+    command = [
+        sys.executable,
+        "-m",
+        "chainrule",
+        "serve",
+        str(path),
+        "--port",
+        "0",
+    ]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True
+    ) as server:
         try:
             _, _, url = server.stderr.readline().partition("Serving at ")
             yield url.strip()
@@ -30,7 +40,13 @@ def served(path: Path) -> Iterator[str]:
 
 
 def main() -> None:
-    table = Table("task", "measure", "predictive coding", "backpropagation", "untrained")
+    table = Table(
+        "task",
+        "measure",
+        "predictive coding",
+        "backpropagation",
+        "untrained",
+    )
     results = [
         _tasks.two_moons(),
         _tasks.deep_classifier(),
@@ -40,7 +56,10 @@ def main() -> None:
     with served(COMPONENT) as url, Component.from_url(url) as component:
         results.append(_tasks.component_as_decoder(component))
     for r in results:
-        figures = (f"{x:.4f}" for x in (r.predictive, r.backpropagation, r.untrained))
+        figures = (
+            f"{x:.4f}"
+            for x in (r.predictive, r.backpropagation, r.untrained)
+        )
         table.add_row(r.task, r.measure, *figures)
     Console(width=120).print(table)
 

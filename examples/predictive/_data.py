@@ -26,7 +26,9 @@ def _split(x: np.ndarray, y: np.ndarray, seed: int = 0) -> Split:
 
 def moons() -> Split:
     """Two interleaved half circles with noise."""
-    return _split(*sklearn.datasets.make_moons(1000, noise=0.1, random_state=0))
+    return _split(
+        *sklearn.datasets.make_moons(1000, noise=0.1, random_state=0)
+    )
 
 
 def digits() -> Split:
@@ -37,6 +39,8 @@ def digits() -> Split:
 
 def oscillations(signal: object) -> Split:
     """Signals of random codes between −1 and 1; target and input are the same."""
-    codes = np.random.default_rng(0).uniform(-1, 1, (640, 2)).astype(np.float32)
+    codes = (
+        np.random.default_rng(0).uniform(-1, 1, (640, 2)).astype(np.float32)
+    )
     signals = np.asarray(signal(codes))  # type: ignore[operator]
     return _split(signals, signals)

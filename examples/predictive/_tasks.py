@@ -16,7 +16,11 @@ from chainrule import apply_component
 from chainrule.predictive import predict
 from chainrule.stateful.layers import Conv, Linear, Sequential
 from examples.predictive import _data
-from examples.predictive._training import Network, by_backpropagation, by_predictive_coding
+from examples.predictive._training import (
+    Network,
+    by_backpropagation,
+    by_predictive_coding,
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,10 @@ class Result:
 def _dense(*sizes: int) -> list[Any]:
     """Linear layers, all but the last with an activation."""
     layers = [Linear(a, b) for a, b in itertools.pairwise(sizes)]
-    return [*(Sequential(layer, jax.nn.gelu) for layer in layers[:-1]), layers[-1]]
+    return [
+        *(Sequential(layer, jax.nn.gelu) for layer in layers[:-1]),
+        layers[-1],
+    ]
 
 
 def _compare(
@@ -64,19 +71,35 @@ def _compare(
     return Result(task, measure, *scores)
 
 
-def _classify(task: str, make: Callable[[], Network], data: _data.Split, *, epochs: int) -> Result:
+def _classify(
+    task: str,
+    make: Callable[[], Network],
+    data: _data.Split,
+    *,
+    epochs: int,
+) -> Result:
     classes = int(data.y.max()) + 1
     targets = np.eye(classes, dtype=np.float32)[data.y]
 
     def accuracy(output: Any) -> float:
         return float(np.mean(np.argmax(output, -1) == data.test_y))
 
-    return _compare(task, "accuracy", make, data._replace(y=targets), accuracy, epochs=epochs)
+    return _compare(
+        task,
+        "accuracy",
+        make,
+        data._replace(y=targets),
+        accuracy,
+        epochs=epochs,
+    )
 
 
 def two_moons(epochs: int = 60) -> Result:
     return _classify(
-        "two moons", lambda: Network(*_dense(2, 32, 32, 2)), _data.moons(), epochs=epochs
+        "two moons",
+        lambda: Network(*_dense(2, 32, 32, 2)),
+        _data.moons(),
+        epochs=epochs,
     )
 
 
@@ -90,21 +113,38 @@ def deep_classifier(epochs: int = 30) -> Result:
 def convolutional_classifier(epochs: int = 15) -> Result:
     def make() -> Network:
         return Network(
-            Sequential(lambda x: x.reshape(1, 8, 8), Conv(2, 1, 8, 3, padding=1), jax.nn.gelu),
+            Sequential(
+                lambda x: x.reshape(1, 8, 8),
+                Conv(2, 1, 8, 3, padding=1),
+                jax.nn.gelu,
+            ),
             Sequential(Conv(2, 8, 16, 3, stride=2), jax.nn.gelu, jnp.ravel),
             Linear(16 * 9, 10),
         )
 
-    return _classify("digits, convolutions", make, _data.digits(), epochs=epochs)
+    return _classify(
+        "digits, convolutions", make, _data.digits(), epochs=epochs
+    )
 
 
 def _reconstruct(
-    task: str, make: Callable[[], Network], data: _data.Split, *, epochs: int
+    task: str,
+    make: Callable[[], Network],
+    data: _data.Split,
+    *,
+    epochs: int,
 ) -> Result:
     def error(output: Any) -> float:
         return float(np.mean((output - data.test_x) ** 2))
 
-    return _compare(task, "mean squared error", make, data._replace(y=data.x), error, epochs=epochs)
+    return _compare(
+        task,
+        "mean squared error",
+        make,
+        data._replace(y=data.x),
+        error,
+        epochs=epochs,
+    )
 
 
 def autoencoder(epochs: int = 40) -> Result:
@@ -118,7 +158,9 @@ def component_as_decoder(component: Any, epochs: int = 20) -> Result:
     """Learn to read damping and frequency off a signal; what turns them into a signal is a component."""
 
     def signal(code: Any) -> Any:
-        answer = apply_component(component, {"code": code}, vmap_method="broadcast_all")
+        answer = apply_component(
+            component, {"code": code}, vmap_method="broadcast_all"
+        )
         return answer["signal"]
 
     return _reconstruct(

@@ -37,7 +37,9 @@ class Network(EnergyModule):
         return u
 
 
-def batches(x: np.ndarray, y: np.ndarray, epochs: int, size: int = 80) -> Iterator[Any]:
+def batches(
+    x: np.ndarray, y: np.ndarray, epochs: int, size: int = 80
+) -> Iterator[Any]:
     rng = np.random.default_rng(0)
     for _ in range(epochs):
         order = rng.permutation(len(x))
@@ -46,13 +48,19 @@ def batches(x: np.ndarray, y: np.ndarray, epochs: int, size: int = 80) -> Iterat
             yield x[chosen], y[chosen]
 
 
-def by_predictive_coding(net: Network, x: Any, y: Any, epochs: int, rate: float) -> None:
-    learner = Learner(optax.sgd(0.1), optax.adam(rate), inference_learning(8))
+def by_predictive_coding(
+    net: Network, x: Any, y: Any, epochs: int, rate: float
+) -> None:
+    learner = Learner(
+        optax.sgd(0.1), optax.adam(rate), inference_learning(8)
+    )
     for batch in batches(x, y, epochs):
         learner(*batch, model=net)
 
 
-def by_backpropagation(net: Network, x: Any, y: Any, epochs: int, rate: float) -> None:
+def by_backpropagation(
+    net: Network, x: Any, y: Any, epochs: int, rate: float
+) -> None:
     optim = cs.Optim(optax.adam(rate), WEIGHTS)
     optim.init(net)
     for batch in batches(x, y, epochs):
@@ -64,7 +72,9 @@ def _loss(x: Any, y: Any, *, net: Network) -> Any:
 
 
 @cs.jit
-def _backpropagate(x: Any, y: Any, *, net: Network, optim: cs.Optim) -> None:
+def _backpropagate(
+    x: Any, y: Any, *, net: Network, optim: cs.Optim
+) -> None:
     gradients = cs.grad(_loss, kwargs_mask={"net": WEIGHTS})(x, y, net=net)
     optim.step(net, gradients["net"])
     net.clear_params(STATES)

@@ -53,7 +53,9 @@ class Evaluations:
             return np.asarray(answer["stiffness"]).tolist()
 
         asked = ({"stiffness": x}, ["stiffness"], ["cost"], {"cost": 1.0})
-        return np.array(self._evaluate(x, read, "vector_jacobian_product", *asked))
+        return np.array(
+            self._evaluate(x, read, "vector_jacobian_product", *asked)
+        )
 
     def _evaluate(self, x, read, endpoint, *asked):
         content = json.dumps([endpoint, x.tolist()])
@@ -66,13 +68,17 @@ class Evaluations:
     def _run(self, key, endpoint, *asked):
         # A job that was running when its server ended has failed, and a new one needs a new key.
         for attempt in range(5):
-            job = self._component.submit(endpoint, *asked, idempotency_key=f"{key}-{attempt}")
+            job = self._component.submit(
+                endpoint, *asked, idempotency_key=f"{key}-{attempt}"
+            )
             try:
                 return job.result()
             except ChainruleError as error:
                 if error.code != "server_stopped":
                     raise
-        raise RuntimeError("Five servers ended while they ran this evaluation.")
+        raise RuntimeError(
+            "Five servers ended while they ran this evaluation."
+        )
 
     def _write(self) -> None:
         """Replace the checkpoint by one that is complete."""

@@ -23,10 +23,14 @@ class OutputSchema(BaseModel):
 
 def apply(inputs: InputSchema) -> OutputSchema:
     leave_a_line("apply", inputs.stiffness)
-    return OutputSchema(cost=np.sum(LOADS**2 / inputs.stiffness) + np.sum(inputs.stiffness))
+    return OutputSchema(
+        cost=np.sum(LOADS**2 / inputs.stiffness) + np.sum(inputs.stiffness)
+    )
 
 
-def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+def vector_jacobian_product(
+    inputs, vjp_inputs, vjp_outputs, cotangent_vector
+):
     leave_a_line("gradient", inputs.stiffness)
     slope = 1 - LOADS**2 / inputs.stiffness**2
     return {"stiffness": cotangent_vector["cost"] * slope}

@@ -205,7 +205,8 @@ def _start_bar(description: str, total: float | None) -> Progress:
     from rich.console import Console
     from rich.progress import Progress
 
-    bar = Progress(console=Console(stderr=True), transient=True)
+    # Without ipywidgets, rich shows no bar in a notebook; as text it shows one.
+    bar = Progress(console=Console(stderr=True, force_jupyter=False), transient=True)
     bar.add_task(description, total=total)
     bar.start()
     return bar

@@ -315,6 +315,7 @@ def test_a_bad_run_id(component):
 def test_jobs(component):
     job = component.submit("apply", {"x": X})
     assert job.result(timeout=300)["total"] == 6.0
+    assert str(job.result()) == str(component.apply({"x": X}))
     assert job.done
     assert job.status == "done"
     assert repr(job) == "<Job apply: done>"

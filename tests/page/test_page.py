@@ -358,6 +358,10 @@ def test_description_says_what_the_schema_says(url):
     for words in ("f64[cell] N/m", "section.height", "Height of the section", "derived (jacobian)"):
         assert words in text
     assert "&lt;i&gt;rarely&lt;/i&gt;" in get(url, "/c/zoo_component/docs", "text/html")[1].decode()
+    plate = get(url, "/c/plate_component/docs", "text/html")[1].decode()
+    assert "<strong>square</strong>" in plate
+    assert "<li><code>power</code> is how strong it is.</li>" in plate
+    assert "<script" not in plate
 
 
 @pytest.mark.parametrize("path", ["/_page/../_page.py", "/_page/dom.js", "/_page/%2e%2e%2f_app.py"])
@@ -479,6 +483,17 @@ def test_defaults_of_the_author_are_left_to_him(defaults):
         defaults.get_by_label(f"x {i}").fill("0")
     run(defaults)
     assert shown(defaults, "y") == pytest.approx(18.0)
+
+    defaults.get_by_role("button", name="Reset").click()
+    run(defaults)
+    defaults.get_by_role("tab", name="Optimise").click()
+    defaults.get_by_role("tabpanel", name="Optimise").get_by_text("x author's default").wait_for()
+    defaults.get_by_role("textbox", name="Evaluations at most").fill("3")
+    defaults.get_by_role("button", name="Optimise").click()
+    defaults.get_by_role("button", name="Use these inputs").click()
+    values = [float(defaults.get_by_label(f"x {i}").input_value()) for i in (0, 1)]
+    assert values[0] < 2
+    assert values[1] - values[0] == pytest.approx(1)  # from (2, 3) along the gradient
 
 
 def test_arrays_larger_than_a_canvas(defaults):

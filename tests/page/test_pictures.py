@@ -109,6 +109,9 @@ def test_an_elimination_is_stepped_through_as_a_matrix(look, tmp_path, width, sc
         return x, y
 
     steps = view.elimination(blocks, "auto", 0.3, 0.4)
+    small = view.elimination(lambda x: jnp.sin(x) * x, "auto", 0.3)
+    page = look(small.save(tmp_path / "small.html").as_uri(), width, scheme)
+    page.get_by_text("eliminate 1", exact=True).click()
     page = look(steps.save(tmp_path / "steps.html").as_uri(), width, scheme)
     assert page.locator("h1").inner_text() == steps.title
     assert page.locator(".matrix-cell").count() == len(steps.edges)

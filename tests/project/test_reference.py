@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,10 @@ def test_every_page_is_in_the_navigation():
     )
     there = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert listed == there
+
+
+def test_every_page_says_what_it_is_about():
+    """`llms.txt` of the site lists every page with this text."""
+    summary = runpy.run_path(str(ROOT / "scripts" / "docs_hooks.py"))["summary"]
+    found = {page: summary(page.read_text()) for page in DOCS.rglob("*.md")}
+    assert {page: text for page, text in found.items() if not 20 < len(text) < 400} == {}

@@ -339,7 +339,7 @@ def test_what_a_server_says_when_it_cannot_have_its_database(postgres, tmp_path)
     hidden = "import sys; sys.modules['psycopg'] = None; from chainrule.cli import main; main()"
     for jobs, start, code in (
         (url, ["-m", "chainrule"], "jobs_database_unreachable"),
-        (str(file), ["-c", hidden], "database_missing"),
+        (str(file), ["-c", hidden], "missing_dependency"),
     ):
         command = [sys.executable, *start, "serve", JOB_COMPONENT, "--port", "0", "--jobs", jobs]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)

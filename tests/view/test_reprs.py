@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 from html import unescape
 from xml.etree import ElementTree
@@ -13,10 +14,11 @@ from rich.console import Console
 
 import chainrule
 from chainrule import Component, view
-from chainrule.elimination import find_order, jacobian
+from chainrule.elimination import explain_jacobian, find_order, jacobian
 from chainrule.errors import InputError
 from chainrule.harvest import sow
 from chainrule.runtime import Array, Differentiable, Float64
+from chainrule.runtime.testing import check_gradients
 from chainrule.stateful import Module, Param
 
 
@@ -29,6 +31,11 @@ class Beam(BaseModel):
 def weigh(load: Differentiable[Array[("n",), Float64]], factor: float = 2.0) -> float:
     """Sum of the <loads>."""
     return factor * float(load.sum())
+
+
+@chainrule.component(derivatives="finite")
+def double(x: Differentiable[Float64]) -> Differentiable[Float64]:
+    return 2 * x
 
 
 class Layer(Module):
@@ -94,6 +101,18 @@ def test_classes_of_schemas(shell, shown):
     assert shown(int) is None
     shell.run_line_magic("unload_ext", "chainrule.view")
     assert shown(Beam) is None
+
+
+def test_texts_of_reports_are_texts_in_a_notebook(monkeypatch, capsys):
+    """rich shows what it renders where it believes to be in a notebook, and gives no text then."""
+    notebook = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setattr(builtins, "get_ipython", notebook, raising=False)
+    ways = explain_jacobian(jnp.sin, jnp.ones(2))
+    report = check_gradients(double, {"x": 1.0}, show_progress=False)
+    assert "elimination" in str(ways)
+    assert str(report).startswith("check-gradients: ")
+    assert capsys.readouterr().out == ""
+    assert repr(ways).startswith(f"<Explanation: {ways.taken} is taken")
 
 
 def test_jacobians(shown):

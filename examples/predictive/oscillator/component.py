@@ -22,17 +22,24 @@ class OutputSchema(BaseModel):
 def _wave(code):
     damping, frequency = 0.5 + 0.2 * code[..., :1], 3 + code[..., 1:]
     decay = np.exp(-damping * TIMES)
-    return decay * np.cos(frequency * TIMES), decay * np.sin(frequency * TIMES)
+    return decay * np.cos(frequency * TIMES), decay * np.sin(
+        frequency * TIMES
+    )
 
 
 def apply(inputs: InputSchema) -> OutputSchema:
     return OutputSchema(signal=_wave(inputs.code)[0])
 
 
-def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+def vector_jacobian_product(
+    inputs, vjp_inputs, vjp_outputs, cotangent_vector
+):
     cosine, sine = _wave(inputs.code)
     weighted = cotangent_vector["signal"] * TIMES
-    slopes = [-0.2 * np.sum(weighted * cosine, -1), -np.sum(weighted * sine, -1)]
+    slopes = [
+        -0.2 * np.sum(weighted * cosine, -1),
+        -np.sum(weighted * sine, -1),
+    ]
     return {"code": np.stack(slopes, -1).astype(np.float32)}
 
 

@@ -14,7 +14,6 @@ from chainrule.cli._sources import add_server, open_server
 from chainrule.client import JobEvent, JobInfo
 
 _STATES = ("queued", "running", "succeeded", "failed", "cancelled")
-_MAX_NOTE = 120  # characters in a table; `chainrule job logs` shows all
 
 
 def add_list_arguments(parser: ArgumentParser) -> None:
@@ -29,22 +28,32 @@ def add_list_arguments(parser: ArgumentParser) -> None:
 
 def _list(options: Namespace) -> int:
     jobs = open_server(options).jobs(state=options.state, limit=options.limit)
-    write_result(options, [asdict(job) for job in jobs], lambda: jobs_table(options.url, jobs))
+    facts = [asdict(job) for job in jobs]
+    write_result(options, facts, (lambda: jobs_table(options.url, jobs)) if jobs else "No jobs.\n")
     return 0
 
 
-def jobs_table(title: str, jobs: Iterable[JobInfo]) -> Any:
-    """A table of jobs that rich can show."""
-    return make_table(title, ("job", "state", "since (UTC)", "call"), map(_row, jobs))
+def jobs_table(title: str, jobs: Iterable[JobInfo], longest_note: int | None = None) -> Any:
+    """A table of jobs that rich can show.
+
+    Args:
+        title: of the table.
+        jobs: one per row.
+        longest_note: characters of a message that are shown; all when not given.
+    """
+    rows = (_row(job, longest_note) for job in jobs)
+    return make_table(title, ("job", "state", "since (UTC)", "call"), rows)
 
 
-def _row(job: JobInfo) -> tuple[str, ...]:
+def _row(job: JobInfo, longest_note: int | None) -> tuple[str, ...]:
     """Narrow cells first: what is left of a line is for the message under the call."""
     share = "" if job.fraction is None else f"{100 * job.fraction:.0f} %"
     if job.queue_position is not None:
         share = f"{job.queue_position} before it"
     since = job.finished_at or job.started_at or job.submitted_at
-    note = shorten(_note(job), _MAX_NOTE)
+    note = " ".join(_note(job).split())
+    if longest_note is not None:
+        note = shorten(note, longest_note, placeholder=" …")
     call = f"{job.component}/{job.endpoint}"
     is_final = job.state == "succeeded"
     return (

@@ -184,7 +184,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "deploy kubernetes": Command(
             "_kubernetes:add_arguments",
             "Write Kubernetes manifests that serve an image.",
-            "chainrule deploy kubernetes registry.example/scale:1.0 --replicas 3 --output scale.yaml",
+            "chainrule deploy kubernetes registry.example/scale:1.0 -o scale.yaml",
         ),
         "deploy alerts": Command(
             "_monitoring:add_alert_arguments",
@@ -360,7 +360,7 @@ def _overview(descriptor: int) -> str:
 
 
 def _listed(commands: dict[str, Command]) -> str:
-    return "".join(f"  {name:<16} {command.help}\n" for name, command in commands.items())
+    return "".join(f"  {name:<17} {command.help}\n" for name, command in commands.items())
 
 
 def _explain_unknown(given: Sequence[str]) -> int:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # of the extra `serve`, which only the dashboard needs
 
 _HOST = "127.0.0.1"
 _JOBS = 12
+_LONGEST_NOTE = 120  # characters of a message; `chainrule job list` shows all
 _KEPT = 50  # observations in a line of blocks
 
 
@@ -121,7 +122,7 @@ def _view(url: str, server: Server, history: Sequence[Mapping[str, Any]]) -> Any
     return Group(
         _headline(url, status, history),
         _workers(status["workers"]),
-        jobs_table("jobs", server.jobs(limit=_JOBS)),
+        jobs_table("jobs", server.jobs(limit=_JOBS), _LONGEST_NOTE),
         *([Text("q ends this", style="dim")] if history else []),
     )
 

@@ -22,6 +22,7 @@ from chainrule._errors import (
     TransportError,
 )
 from chainrule._registry import provided
+from chainrule._results import Result
 from chainrule.client._bodies import (
     explained,
     send_one_by_one,
@@ -30,6 +31,7 @@ from chainrule.client._bodies import (
 from chainrule.client._connections import MAX_ANSWER_BYTES, Verify
 from chainrule.client._jobs import CallJob, Job
 from chainrule.client._mapping import Outcome, check_many, results_of, stream_outcomes
+from chainrule.client._server import ServerJob
 from chainrule.client._transport import InProcessTransport, Ticket, Transport, check_count
 from chainrule.runtime import ArraySpec, Capability, ComponentConfig, LocalComponent, load_component
 from chainrule.runtime.internal import Document
@@ -559,7 +561,7 @@ class Component(EndpointMethods, AsyncEndpointMethods):
                 )
             except TypeError as error:
                 raise explained(error, payload) from error.__cause__
-        return job or self.start_call(endpoint, payload, run_id=run_id)
+        return self._own(job) if job else self.start_call(endpoint, payload, run_id=run_id)
 
     def job(self, job_id: str) -> Job:
         """A job that the server of this component has taken on before, perhaps for another process.
@@ -568,7 +570,13 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             CapabilityError: there is no such job (`job_unknown`).
         """
         self._check_open()
-        return self.transport.job(job_id)
+        return self._own(self.transport.job(job_id))
+
+    def _own(self, job: Job) -> Job:
+        """A job whose result shows the units of the outputs."""
+        if isinstance(job, ServerJob) and job.label == "apply":
+            job.units = self.output_units
+        return job
 
     def start_call(
         self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None = None
@@ -577,7 +585,8 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         self._check_endpoint(endpoint)
 
         def send(ticket: Ticket) -> Any:
-            return self._send(endpoint, payload, run_id=run_id, ticket=ticket)
+            answer = self._send(endpoint, payload, run_id=run_id, ticket=ticket)
+            return Result.of(answer, self.output_units if endpoint == "apply" else None)
 
         return CallJob(self._workers(), send, endpoint)
 
@@ -632,7 +641,8 @@ class Component(EndpointMethods, AsyncEndpointMethods):
 
         def send_many(items: Sequence[Any], ticket: Ticket) -> Sequence[Any]:
             payloads = [{"inputs": item} for item in items]
-            return self.transport.call_many("apply", payloads, ticket=ticket)
+            answers = self.transport.call_many("apply", payloads, ticket=ticket)
+            return [Result.of(answer, self.output_units) for answer in answers]
 
         transport = self.transport
         limit = max_in_flight or self.max_concurrency * transport.max_group

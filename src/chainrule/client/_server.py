@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode
 import orjson
 
 from chainrule._errors import ChainruleError, TransportError
+from chainrule._results import Result, Units
 from chainrule.client._bodies import Answer, answer_limits, read_answer
 from chainrule.client._connections import (
     MAX_DOCUMENT_BYTES,
@@ -219,6 +220,9 @@ class ServerJob(Job):
         server: that has it.
         info: what is known of it.
         accept: the format in which the answer is asked for.
+
+    Attributes:
+        units: of the answer, where they are known; set by the component that the job belongs to.
     """
 
     def __init__(self, server: JobServer, info: JobInfo, accept: str | None) -> None:
@@ -226,6 +230,7 @@ class ServerJob(Job):
         self._server = server
         self._info = info
         self._accept = accept
+        self.units: Units | None = None
 
     def __repr__(self) -> str:
         try:
@@ -279,7 +284,7 @@ class ServerJob(Job):
                 self._follow(deadline, show)
             if self._info.state == "cancelled":
                 raise self._cancelled()
-            return self._server.result(self.id, self._accept)
+            return Result.of(self._server.result(self.id, self._accept), self.units)
 
     def cancel(self) -> None:
         """Cancel the call. Its worker is free when this returns."""

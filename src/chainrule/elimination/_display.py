@@ -81,7 +81,7 @@ class NotedTable:
         for row in self.rows:
             table.add_row(*row)
         text = io.StringIO()
-        console = Console(file=text, width=self.width)
+        console = Console(file=text, width=self.width, color_system=None, force_jupyter=False)
         console.print(table)
         for note in self.notes:
             console.print(note, markup=False, highlight=False)

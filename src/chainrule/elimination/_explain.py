@@ -61,6 +61,9 @@ class Explanation:
             [_COLUMNS[k] for k in shown], [[row[k] for k in shown] for row in rows], notes, 140
         )
 
+    def __repr__(self) -> str:
+        return f"<Explanation: {self.taken} is taken; print it for the costs of {len(self.candidates)} ways>"
+
     def __str__(self) -> str:
         return str(self._table) + ("" if self.plan is None else str(self.plan))
 

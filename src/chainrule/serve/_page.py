@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from chainrule._markdown import markdown
 from chainrule._web import join_modules, read_folder, shared_files
 from chainrule.runtime.internal import Document, Field
 from chainrule.serve._calls import Facts
@@ -133,7 +134,7 @@ def _render(facts: Facts) -> tuple[str, str]:
     version = "" if facts.version == "unknown" else facts.version
     document = Document(facts.openapi)
     sides = "".join(
-        f"<h2>{title}</h2>{_scrolling(title, Field.table(fields))}"
+        f"<h2>{title}</h2>{_scrolling(title, Field.table(fields, is_styled=False))}"
         for title, fields in (
             ("Inputs", document.fields("inputs")),
             ("Outputs", document.fields("outputs")),
@@ -146,7 +147,7 @@ def _render(facts: Facts) -> tuple[str, str]:
         "<link rel='icon' href='_page/icon.svg' type='image/svg+xml'>"
         "<link rel='stylesheet' href='_page/page.css'></head><body><main class='document'>"
         f"<h1>{escape(facts.name)} <span class='version'>{escape(version)}</span></h1>"
-        f"<p class='lead'>{escape(facts.description)}</p>"
+        f"<div class='lead'>{markdown(facts.description)}</div>"
         "<p><a href='./'>Try it</a>. ∂ marks what is differentiable.</p>"
         f"{sides}<h2>Endpoints</h2>{_endpoints(facts)}"
     )

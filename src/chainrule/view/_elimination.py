@@ -301,10 +301,10 @@ class EliminationSteps(Picture):
         literature counts all. So both are said.
         """
         counts = self.counts
-        goal = "what auto minimises: " if self.is_auto else ""
+        goal = "; auto minimises these" if self.is_auto else ""
         return (
             f"Elimination with {_times(counts.multiplications)}, {counts.nontrivial} nontrivial "
-            f"({goal}neither by ±1 nor of two constants)"
+            f"(not by ±1, not of two constants){goal}"
         )
 
     def _button(self, number: int) -> str:

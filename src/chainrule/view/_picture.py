@@ -297,10 +297,11 @@ def _(shape: Group) -> str:
 _PLOTS = (".png", ".pdf")
 _DOTS_PER_INCH = 192
 _PAGE_HEAD = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Chainrule</title>'
+    '<!doctype html><html lang="en"><meta charset="utf-8">'
     '<meta name="viewport" content="width=device-width, initial-scale=1">'
     "<style>:root{color-scheme:light dark}body{font:14px/1.5 system-ui,sans-serif;margin:1.5rem;"
-    "background:light-dark(#fff,#171a22);color:light-dark(#1f2937,#e7eaf2)}</style>"
+    "overflow-wrap:anywhere;background:light-dark(#fff,#171a22);color:light-dark(#1f2937,#e7eaf2)}"
+    "h1{font-size:1rem}</style>"
 )
 
 
@@ -321,7 +322,8 @@ class Picture(ABC):
 
     def page(self) -> str:
         """The picture as a whole page that needs nothing else."""
-        return _PAGE_HEAD + self.html()
+        title = escape(self.drawing().title)
+        return f"{_PAGE_HEAD}<title>{title}</title><main><h1>{title}</h1>{self.html()}</main>"
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the picture with matplotlib; needs `chainrule[view]`.

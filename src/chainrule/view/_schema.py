@@ -29,6 +29,12 @@ class SchemaTable:
 
     sides: Mapping[str, tuple[Field, ...]]
 
+    def __repr__(self) -> str:
+        sides = (
+            f"{title}: {', '.join(f.path for f in fields)}" for title, fields in self.sides.items()
+        )
+        return f"<SchemaTable {'; '.join(sides)}>"
+
     def _repr_html_(self) -> str:
         return "".join(
             f"<strong>{escape(title)}</strong>{Field.table(fields)}"

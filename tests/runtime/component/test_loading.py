@@ -146,7 +146,8 @@ def test_a_failed_load_leaves_nothing(tmp_path):
     with pytest.raises(DefinitionError) as caught:
         load_component(write(tmp_path, "import json\nraise ValueError('no licence')"))
     assert caught.value.code == "module_failed"
-    assert "no licence" in str(caught.value)
+    assert "no licence at " in str(caught.value)
+    assert ".py:2 (<module>)" in str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError)
     assert not [n for n in set(sys.modules) - before if n.startswith("chainrule.runtime._loaded.")]
 

@@ -277,6 +277,9 @@ class Plan:
             lines.insert(2, f"Kept by the components: {self.residual_bytes:,}{limit} bytes.")
         return lines
 
+    def __repr__(self) -> str:
+        return f"<Plan: {self.summary[0]}>"
+
     def __str__(self) -> str:
         return str(self._table)
 

@@ -14,6 +14,7 @@ import numpy as np
 from chainrule._codec import decode_tree
 from chainrule._device import own_copy
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, Side
+from chainrule._markdown import markdown
 from chainrule._paths import add_segment, join_path, path_to_pattern, split_path
 from chainrule._tables import html_table
 from chainrule._trees import expand_pattern, get_at_path
@@ -58,10 +59,10 @@ class Field:
     is_array: bool = False
 
     @staticmethod
-    def table(fields: Sequence[Field]) -> str:
-        """Fields of a schema as a table in HTML."""
+    def table(fields: Sequence[Field], *, is_styled: bool = True) -> str:
+        """Fields of a schema as a table in HTML; `is_styled` as in `html_table`."""
         names = ("path", "type", "∂", "default", "description")
-        return html_table(map(_cells, fields), head=names, is_styled=False)
+        return html_table(map(_cells, fields), head=names, is_styled=is_styled)
 
 
 @dataclass(frozen=True)
@@ -285,7 +286,7 @@ class Document:
         )
         return (
             f"<div><strong>{escape(self.title)}</strong> <small>{escape(place)}</small><br>"
-            f"{escape(self._content['info'].get('description', ''))}{tables}"
+            f"{markdown(self._content['info'].get('description', ''))}{tables}"
             f"<small>{escape(self._available())}</small></div>"
         )
 
@@ -438,7 +439,7 @@ def _cells(field: Field) -> tuple[str, ...]:
     default = "" if field.default is None else json.dumps(field.default)
     shown = default if len(default) <= _MAX_DEFAULT else f"{default[:_MAX_DEFAULT]}…"
     mark = "∂" if field.is_differentiable else ""
-    return field.path, field.type, mark, shown, field.description
+    return field.path, field.type, mark, shown, markdown(field.description)
 
 
 def _describe(field: Field) -> str:

@@ -10,12 +10,9 @@ that the peer's clients read. It never contains the data.
 from __future__ import annotations
 
 import sys
-import sysconfig
-import traceback
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -28,15 +25,17 @@ from chainrule._errors import (
     InputError,
 )
 from chainrule._paths import loc_to_path
-from chainrule.runtime._component._isolation import install_advice, without_package
+from chainrule.runtime._component._isolation import (
+    author_line,
+    install_advice,
+    without_package,
+)
 from chainrule.runtime._schema._leaves import is_model_class
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _MAX_CLASSES = 10
-_MAX_FRAMES = 200  # of a traceback that are searched: endless recursion has as many as one likes
-_OURS = str(Path(__file__).parents[2])
 
 
 def failure_of(endpoint: str, error: BaseException) -> ComponentError:
@@ -47,7 +46,7 @@ def failure_of(endpoint: str, error: BaseException) -> ComponentError:
     except Exception as reason:
         text = f"(its text cannot be made: {type(reason).__name__})"
     failure = ComponentError(
-        f"{endpoint} raised {name}: {_why_untraceable(error) or text + _author_line(error)}"
+        f"{endpoint} raised {name}: {_why_untraceable(error) or text + author_line(error)}"
         f"{install_advice(error)}",
         details={
             "exception": name,
@@ -77,34 +76,12 @@ def _why_untraceable(error: BaseException) -> str | None:
     ):
         return None
     return (
-        f"the function needs the value of an array{_author_line(error)}, but JAX traces it: arrays have no "
+        f"the function needs the value of an array{author_line(error)}, but JAX traces it: arrays have no "
         "values while a program is compiled. Use `jnp.where` or `jax.lax.cond` in place of `if`, "
         "`jax.lax.fori_loop` in place of a loop of computed length, and `jnp` in place of `np`. An input "
         "that is declared as a plain `int`, `float` or `bool` is a constant of the compiled program, and has "
         'a value. Or leave out framework="jax": then the function runs as it is, and derivatives="finite" '
         "gives it derivatives."
-    )
-
-
-def _author_line(error: BaseException) -> str:
-    """Where the author's code was: the innermost line that is neither ours nor of an installed package."""
-    frames = [
-        frame
-        for frame in reversed(traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES))
-        if not frame.filename.startswith((_OURS, "<"))
-    ]
-    own = (frame for frame in frames if not _is_installed(frame.filename))
-    frame = next(own, frames[0] if frames else None)
-    return f" at {frame.filename}:{frame.lineno} ({frame.name})" if frame else ""
-
-
-def _is_installed(file: str) -> bool:
-    """Whether a file is of Python or of an installed package. Extensions in Cython name theirs relatively."""
-    path = Path(file)
-    return (
-        not path.is_absolute()
-        or file.startswith(sysconfig.get_path("stdlib"))
-        or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
     )
 
 

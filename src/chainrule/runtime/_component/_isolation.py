@@ -30,6 +30,8 @@ import importlib
 import importlib.util
 import itertools
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.abc import Loader
@@ -42,6 +44,8 @@ from chainrule._errors import DefinitionError
 
 _PREFIX = "chainrule.runtime._loaded."
 _numbers = itertools.count()
+_MAX_FRAMES = 200  # of a traceback that are searched: endless recursion has as many as one likes
+_OURS = str(Path(__file__).parents[2])
 
 
 def load_module(path: Path, *, redirect_peer: bool = True) -> ModuleType:
@@ -71,7 +75,7 @@ def load_module(path: Path, *, redirect_peer: bool = True) -> ModuleType:
         _forget(package)
         raise DefinitionError(
             f"{path.name} failed while it was loaded: {type(error).__name__}: "
-            f"{str(error).replace(f'{package}.', '')}{_advice(path, error)}",
+            f"{str(error).replace(f'{package}.', '')}{author_line(error)}{_advice(path, error)}",
             code="module_failed",
             details={"file": str(path), "exception": type(error).__name__},
         ) from error
@@ -99,6 +103,28 @@ def install_advice(error: BaseException) -> str:
         f". Install {without_package(error.name).partition('.')[0]} into this environment, or list it in "
         "requirements.txt beside the component and use "
         "Component.from_source(…, environment=True), which installs what is listed there."
+    )
+
+
+def author_line(error: BaseException) -> str:
+    """Where the author's code was: the innermost line that is neither ours nor of an installed package."""
+    frames = [
+        frame
+        for frame in reversed(traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES))
+        if not frame.filename.startswith((_OURS, "<"))
+    ]
+    own = (frame for frame in frames if not _is_installed(frame.filename))
+    frame = next(own, frames[0] if frames else None)
+    return f" at {frame.filename}:{frame.lineno} ({frame.name})" if frame else ""
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file is of Python or of an installed package. Extensions in Cython name theirs relatively."""
+    path = Path(file)
+    return (
+        not path.is_absolute()
+        or file.startswith(sysconfig.get_path("stdlib"))
+        or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
     )
 
 

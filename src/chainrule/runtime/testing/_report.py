@@ -183,7 +183,8 @@ class GradientReport:
 
     def __str__(self) -> str:
         text = io.StringIO()
-        Console(file=text, width=100, color_system=None).print(self.table())
+        console = Console(file=text, width=100, color_system=None, force_jupyter=False)
+        console.print(self.table())
         return text.getvalue().rstrip()
 
     def __repr__(self) -> str:

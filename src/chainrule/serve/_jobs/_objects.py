@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from chainrule._errors import DefinitionError, StorageError
+from chainrule._errors import DefinitionError, StorageError, missing_dependency
 from chainrule._files import write_whole
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class S3Objects(Objects):
         prefix: what the names of all objects begin with.
 
     Raises:
-        DefinitionError: boto3 is not installed (`objects_missing`).
+        CapabilityError: boto3 is not installed (`missing_dependency`).
         StorageError: the bucket cannot be used (`jobs_objects_unreachable`).
     """
 
@@ -118,9 +118,8 @@ class S3Objects(Objects):
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError, ClientError
         except ModuleNotFoundError as error:
-            raise DefinitionError(
-                f"Jobs in a bucket need the package {error.name}: pip install 'chainrule[s3]'.",
-                code="objects_missing",
+            raise missing_dependency(
+                "Jobs in a bucket need", error.name, "'chainrule[s3]'"
             ) from error
         self._bucket = bucket
         self._prefix = prefix and f"{prefix}/"
@@ -176,7 +175,7 @@ def open_objects(where: str) -> Objects:
     """The place that `--jobs-objects` names: `s3://BUCKET/PREFIX`, or a folder.
 
     Raises:
-        DefinitionError: boto3 is missing, or this is another kind of URL (`bad_jobs_objects`).
+        DefinitionError: this is another kind of URL (`bad_jobs_objects`).
         StorageError: the place cannot be used.
     """
     if "://" not in where:

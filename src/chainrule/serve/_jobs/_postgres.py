@@ -34,7 +34,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from chainrule._errors import ChainruleError, DefinitionError, StorageError
+from chainrule._errors import ChainruleError, DefinitionError, StorageError, missing_dependency
 from chainrule.serve._jobs._objects import Objects, open_objects
 from chainrule.serve._jobs._store import (
     COLUMNS,
@@ -61,9 +61,8 @@ from chainrule.serve._jobs._store import (
 try:
     import psycopg
 except ImportError as _error:
-    raise DefinitionError(
-        "Jobs in a database need the package psycopg: pip install 'chainrule[postgresql]'.",
-        code="database_missing",
+    raise missing_dependency(
+        "Jobs in a database need", "psycopg", "'chainrule[postgresql]'"
     ) from _error
 
 _log = logging.getLogger(__name__)

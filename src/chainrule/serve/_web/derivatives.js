@@ -1,11 +1,11 @@
 // Asking for derivatives: a gradient of one number, a change along a direction, or a whole Jacobian.
 
-import { decodeTree, fromFlat, isArray, sizeOf } from "./arrays.js";
+import { decodeTree, fromFlat, sizeOf } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
 import { bars } from "./plots.js";
 import { showTree, unitsAt } from "./results.js";
 import { quotient } from "./units.js";
-import { expandPattern } from "./schema.js";
+import { arraysAt, differentiableInputs, shapeText } from "./schema.js";
 
 const MODES = [
   ["vector_jacobian_product", "gradient of one number", "How one number made of an output changes with every input."],
@@ -56,12 +56,11 @@ export class Derivatives {
     );
   }
 
-  #take({ inputs, outputs, leftOut }) {
-    const { differentiable } = this.session.schema;
-    // Of inputs that the author's default fills only the path is known; a direction needs their shape.
-    const unknown = this.mode === "jacobian_vector_product" ? [] : leftOut.filter((path) => differentiable.inputs.includes(path)).map((path) => [path, null]);
-    this.inputs = [...paths(differentiable.inputs, inputs), ...unknown];
-    this.outputs = paths(differentiable.outputs, outputs);
+  #take(point) {
+    const { schema } = this.session;
+    const inputs = differentiableInputs(schema, point);
+    this.inputs = this.mode === "jacobian_vector_product" ? inputs.filter(([, array]) => array) : inputs; // a direction needs shapes
+    this.outputs = arraysAt(schema.differentiable.outputs, point.outputs);
   }
 
   #reduction() {
@@ -162,18 +161,16 @@ export class Derivatives {
   }
 }
 
-const paths = (patterns, tree) => patterns.flatMap((pattern) => expandPattern(pattern, tree)).filter(([, value]) => isArray(value));
 const smallest = (entries) => [...entries].sort((a, b) => a[1].data.length - b[1].data.length)[0]?.[0];
 
 /** A group of boxes; `only` ticks one of them, otherwise all are. */
 function checkboxes(title, entries, only = null) {
   const boxes = entries.map(([path, array]) =>
-    h("label", { class: "chip" }, h("input", { type: "checkbox", value: path, checked: only === null || path === only }), ` ${path} `, h("span", { class: "type" }, array ? shapeText(array) : "author's default")),
+    h("label", { class: "chip" }, h("input", { type: "checkbox", value: path, checked: only === null || path === only }), ` ${path} `, h("span", { class: "type" }, shapeText(array))),
   );
   return h("fieldset", { class: "chips" }, h("legend", {}, title), boxes);
 }
 
-const shapeText = (array) => `[${array.shape.join(",")}]`;
 const chosen = (group) => [...group.querySelectorAll("input:checked")].map((box) => box.value);
 
 /** A block as it is best looked at: like its output or input where the other is one number, else as a matrix. */

@@ -4,7 +4,7 @@ import { decodeTree, formatNumber, isArray } from "./arrays.js";
 import { button, h, newId, select } from "./dom.js";
 import { curve } from "./plots.js";
 import { showTree, unitsAt } from "./results.js";
-import { expandPattern } from "./schema.js";
+import { arraysAt, differentiableInputs, shapeText } from "./schema.js";
 
 const VALUE = /: (\S+)$/;
 
@@ -37,16 +37,15 @@ export class Optimise {
     const point = await this.session.currentPoint();
     if (!point) return void this.controls.replaceChildren(h("p", { class: "muted" }, "Run the component at a point first."));
     const { schema } = this.session;
-    const paths = (patterns, tree) => patterns.flatMap((pattern) => expandPattern(pattern, tree)).filter(([, value]) => isArray(value));
-    const outputs = paths(schema.differentiable.outputs, point.outputs), inputs = paths(schema.differentiable.inputs, point.inputs);
+    const outputs = arraysAt(schema.differentiable.outputs, point.outputs), inputs = differentiableInputs(schema, point);
     const smallest = [...outputs].sort((a, b) => a[1].data.length - b[1].data.length)[0]?.[0];
     this.goal = select([["min", "minimise"], ["max", "maximise"]], null, { "aria-label": "goal" });
     this.reduction = select([["sum", "the sum of"], ["mean", "the mean of"]], null, { "aria-label": "which number to optimise" });
     const sync = () => { this.reduction.hidden = !outputs.find(([path]) => path === this.output.value)?.[1].shape.length; };
-    this.output = select(outputs.map(([path, array]) => [path, `${path} [${array.shape.join(",")}]`]), sync, { "aria-label": "objective" });
+    this.output = select(outputs.map(([path, array]) => [path, `${path} ${shapeText(array)}`]), sync, { "aria-label": "objective" });
     this.output.value = smallest;
     sync();
-    const boxes = inputs.map(([path, array]) => h("label", { class: "chip" }, h("input", { type: "checkbox", value: path, checked: true }), ` ${path} `, h("span", { class: "type" }, `[${array.shape.join(",")}] ${this.session.form.boundsAt(path)}`)));
+    const boxes = inputs.map(([path, array]) => h("label", { class: "chip" }, h("input", { type: "checkbox", value: path, checked: true }), ` ${path} `, h("span", { class: "type" }, `${shapeText(array)} ${this.session.form.boundsAt(path)}`)));
     this.free = h("fieldset", { class: "chips" }, h("legend", {}, "by moving"), boxes);
     this.controls.replaceChildren(h("div", { class: "field row" }, this.goal, this.reduction, this.output), this.free);
   }

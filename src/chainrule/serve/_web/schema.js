@@ -1,5 +1,7 @@
 // Reading a component's OpenAPI document: which kind of field a node describes.
 
+import { isArray } from "./arrays.js";
+
 const PATHS = ["path", "file-path", "directory-path"];
 
 /** The document of one component. */
@@ -147,3 +149,15 @@ export function expandPattern(pattern, tree) {
   }
   return found.filter(([, value]) => value !== null && value !== undefined).map(([path, value]) => [path.join("."), value]);
 }
+
+/** `[path, array]` of the arrays that patterns have in a tree. */
+export const arraysAt = (patterns, tree) => patterns.flatMap((pattern) => expandPattern(pattern, tree)).filter(([, value]) => isArray(value));
+
+/** `[path, array]` of the differentiable inputs of a point; null in place of an array that the author's default fills. */
+export function differentiableInputs({ differentiable }, { inputs, leftOut }) {
+  const filled = leftOut.filter((path) => differentiable.inputs.includes(path));
+  return [...arraysAt(differentiable.inputs, inputs), ...filled.map((path) => [path, null])];
+}
+
+/** The shape of an input as it is shown; of `null` it is only known where it comes from. */
+export const shapeText = (array) => (array ? `[${array.shape.join(",")}]` : "author's default");
