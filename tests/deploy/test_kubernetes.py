@@ -254,6 +254,33 @@ def test_a_scaled_object_reads_as_keda_documents_it():
     assert trigger["type"] == "prometheus"
     assert trigger["metadata"].keys() == {"serverAddress", "query", "threshold"}
     assert all(isinstance(value, str) for value in trigger["metadata"].values())
+    assert "jobs" not in trigger["metadata"]["query"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_keda_counts_calls_of_each_server_and_shared_jobs_once(tmp_path):
+    """Two servers, one call each; seven jobs wait, as both say."""
+    shared = KubernetesDeployment(
+        image=IMAGE, name="heat", keda=9, prometheus="http://p:9090", jobs="postgresql"
+    )
+    (scaled,) = [each for each in manifests(shared) if each["kind"] == "ScaledObject"]
+    (trigger,) = scaled["spec"]["triggers"]
+    values = {"calls_running": 1, "calls_waiting": 0, "jobs_waiting": 7}
+    series = [
+        {"series": f'chainrule_{name}{{pod="heat-{pod}",component="heat"}}', "values": f"{value}x5"}
+        for name, value in values.items()
+        for pod in "ab"
+    ]
+    asked = {
+        "expr": trigger["metadata"]["query"],
+        "eval_time": "3m",
+        "exp_samples": [{"labels": "{}", "value": 9}],
+    }
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    (tmp_path / "test.json").write_text(json.dumps({"rule_files": [], "tests": [test]}))
+    command = ["promtool", "test", "rules", "test.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 
@@ -76,6 +79,20 @@ class PostgresServer:
 
     def stop(self, mode: str = "fast") -> None:
         self._run("pg_ctl", "-w", "-m", mode, "stop")
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It is there and says nothing: all its processes are stopped."""
+        main = psutil.Process(int((self.folder / "data" / "postmaster.pid").read_text().split()[0]))
+        main.suspend()  # it starts no more processes
+        stopped = [main, *main.children()]
+        for process in stopped[1:]:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in stopped:
+                process.resume()
 
     def remove(self) -> None:
         self.stop("immediate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from contextlib import closing, suppress
@@ -535,6 +536,31 @@ def refusal(postgres, url, **settings):
         )
     assert "secret" not in str(refused.value)
     return refused.value
+
+
+def test_bodies_that_no_job_has_are_removed_from_a_folder(postgres, tmp_path):
+    """Those of servers that were killed: only old ones, and nothing else that is there."""
+    from chainrule.serve._jobs._postgres import PostgresJobStore
+
+    store = PostgresJobStore(
+        postgres.new_schema(),
+        objects=str(tmp_path),
+        lease_s=3600,
+        retention_s=60,
+        max_bytes=1 << 30,
+    )
+    add(store, b"b" * LARGE)
+    (kept,) = tmp_path.iterdir()
+    orphan = tmp_path / f"{'0' * 24}-{'1' * 24}.result"
+    half = tmp_path / f".{orphan.name}.abcd1234.partial"
+    new, other = tmp_path / f"{'2' * 24}-{'1' * 24}.result", tmp_path / "notes.result"
+    for path in (orphan, half, new, other):
+        path.write_bytes(b"")
+    for path in (kept, orphan, half, other):
+        os.utime(path, (0, 0))
+    store.sweep()
+    assert set(tmp_path.iterdir()) == {kept, new, other}
+    store.close()
 
 
 def test_databases_that_cannot_be_used(postgres, tmp_path):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from chainrule import Component
-from chainrule.errors import DefinitionError, InputError
+from chainrule.errors import DefinitionError, InputError, TransportError
 from chainrule.serve import ServeOptions
 
 JOB_COMPONENT = str(Path(__file__).with_name("job_component.py"))
@@ -160,6 +160,70 @@ def test_a_job_that_may_run_twice_is_run_again_when_its_server_dies(
     told.touch()
     assert events(other, again)[-1][1]["state"] == "succeeded"
     other.stop()
+
+
+def test_a_database_that_hangs(start_server, postgres, tmp_path, wait_until):
+    """It takes connections and is silent: jobs are stopped in time, callers are told, then work goes on."""
+    served = start_server(
+        components=JOB_COMPONENT, workers=1, jobs=postgres.new_schema(), job_lease_s=3
+    )
+    trace, told = tmp_path / "trace", tmp_path / "told"
+    inputs = {"action": "until_told", "trace": str(trace), "label": str(told)}
+    with Component.from_url(served.url, idempotent=True) as component:
+        again = component.submit("apply", {"x": [1.0], **inputs}).id
+    wait_until(lambda: trace.exists() and find(served, again)["message"] == "waiting")
+    with postgres.frozen():
+        # The only worker is free once the job has been stopped.
+        assert served.post("/apply", {"inputs": {"x": [1.0]}}).status == 200
+        assert "chainrule_calls_running" in served.get("/metrics").body.decode()
+        refused = [
+            served.get(f"/jobs/{again}"),
+            served.post("/apply?wait=false", {"inputs": {"x": [1.0]}}),
+        ]
+        for answer in refused:
+            assert (answer.status, answer.problem["code"]) == (503, "jobs_database_unreachable")
+    told.touch()
+    wait_until(lambda: served.get(f"/jobs/{again}").status == 200)
+    assert events(served, again)[-1][1]["state"] == "succeeded"
+    assert trace.read_text().count("\n") == 2
+    with postgres.frozen():
+        served.process.terminate()
+        served.process.wait(300)
+    served.stop()
+
+
+def test_of_keyed_calls_only_the_one_that_ran_is_lost_with_its_server(
+    start_server, postgres, tmp_path, wait_until
+):
+    """Six calls and two workers, one of which dies: its caller is told, and all other calls run, once."""
+    settings = {
+        "components": JOB_COMPONENT, "workers": 1, "jobs": postgres.new_schema(), "job_lease_s": 3,
+    }  # fmt: skip
+    servers = [start_server(**settings) for _ in range(2)]
+    trace, told = tmp_path / "trace", tmp_path / "told"
+    inputs = {"action": "until_told", "trace": str(trace), "label": str(told)}
+    with Component.from_urls(
+        [served.url for served in servers],
+        idempotent="key",
+        shared_jobs=True,
+        startup_timeout=120,
+    ) as component:
+        calls = [
+            component.start_call("apply", {"inputs": {"x": [float(k)], **inputs}}) for k in range(6)
+        ]
+        wait_until(lambda: trace.exists() and trace.read_text().count("\n") == 2)
+        servers[0].process.kill()
+        servers[0].process.wait()
+        told.touch()
+        failed = []
+        for k, call in enumerate(calls):
+            try:
+                np.testing.assert_array_equal(call.result(120)["y"], [2.0 * k])
+            except TransportError as error:
+                failed.append(error.code)
+    assert failed == ["server_stopped"]
+    assert trace.read_text().count("\n") == 6
+    servers[1].stop()
 
 
 def test_jobs_without_a_database_for_a_while(start_server, postgres, tmp_path, wait_until):

@@ -317,10 +317,13 @@ def _scaled_object(deployment: KubernetesDeployment) -> Object:
     """The same by KEDA, which can also start the first server.
 
     A server that is not there counts no waiting calls. To start one, callers need an address that holds
-    their requests meanwhile (KEDA's HTTP add-on), or a further trigger of their own.
+    their requests meanwhile (KEDA's HTTP add-on), or a further trigger of their own. Of jobs that servers
+    share, all of them report the same number, so it is not a sum.
     """
     pods = f'pod=~"{deployment.name}-.*"'
     query = f"sum(chainrule_calls_waiting{{{pods}}} + chainrule_calls_running{{{pods}}})"
+    if deployment.shares_jobs:
+        query += f" + max(chainrule_jobs_waiting{{{pods}}})"
     trigger = {
         "type": "prometheus",
         "metadata": {

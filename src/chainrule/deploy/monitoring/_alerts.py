@@ -17,6 +17,8 @@ class _Alert(NamedTuple):
 
 
 _BY = "by (instance, component)"
+# Servers that share their jobs all report the same numbers: one alert for all of them.
+_SHARED = "max without (instance, pod)"
 _ALERTS = (
     _Alert(
         "ChainruleServerDown",
@@ -97,7 +99,7 @@ _ALERTS = (
     _Alert(
         "ChainruleJobsWait",
         "warning",
-        'chainrule_jobs_oldest_waiting_seconds{job="@JOB@"} > 3600',
+        f'{_SHARED} (chainrule_jobs_oldest_waiting_seconds{{job="@JOB@"}}) > 3600',
         "5m",
         "A job of {{ $labels.component }} has waited for {{ $value | humanizeDuration }}.",
         "Add workers or servers, or look with `chainrule job list URL` for jobs that do not end.",
@@ -105,9 +107,9 @@ _ALERTS = (
     _Alert(
         "ChainruleJobsFail",
         "warning",
-        'delta(chainrule_jobs{job="@JOB@",state="failed"}[1h]) > 5',
+        f'{_SHARED} (delta(chainrule_jobs{{job="@JOB@",state="failed"}}[1h])) > 5',
         "0m",
-        "{{ $value | humanize }} jobs on {{ $labels.instance }} failed within an hour.",
+        "{{ $value | humanize }} jobs of a server, or of servers that share them, failed within an hour.",
         "`chainrule job list URL --state failed` lists them with their errors.",
     ),
 )

@@ -308,6 +308,9 @@ class FileJobStore(JobStore):
         rows = self._rows(f"{where} ORDER BY number DESC LIMIT ?", *arguments, limit)
         return [self._placed(*found) for found in rows]
 
+    def let_go(self, record: JobRecord) -> None:
+        """Nothing: no other server has this folder."""
+
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state."""
         found: dict[str, int] = dict(self._read("SELECT name, n FROM tally"))

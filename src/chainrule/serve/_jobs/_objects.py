@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
+import re
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,9 @@ from chainrule._errors import DefinitionError, StorageError, missing_dependency
 from chainrule._files import write_whole
 
 _log = logging.getLogger(__name__)
+
+# Names that `PostgresJobStore` gives: `JOB-SERVER.KIND`, and those of files that are half written.
+_BODY = re.compile(r"\.?[0-9a-f]{24}-[0-9a-f]{24}\.(request|result)(\..*)?")
 
 
 class Objects(ABC):
@@ -42,6 +48,10 @@ class Objects(ABC):
     @abstractmethod
     def remove(self, *names: str) -> None:
         """Remove bodies; those that are gone already are no error, nor are those that cannot be removed."""
+
+    def older_than(self, seconds: float) -> list[str]:
+        """Names of bodies that were written longer ago, where they can be listed cheaply."""
+        return []
 
 
 class FolderObjects(Objects):
@@ -79,6 +89,15 @@ class FolderObjects(Objects):
         for name in names:
             with contextlib.suppress(OSError):
                 self.path(name).unlink()
+
+    def older_than(self, seconds: float) -> list[str]:
+        """Names of bodies that were written longer ago."""
+        before, found = time.time() - seconds, []
+        with contextlib.suppress(OSError), os.scandir(self._folder) as files:
+            for file in files:
+                if _BODY.fullmatch(file.name) and file.stat().st_mtime < before:
+                    found.append(file.name)
+        return found
 
 
 class S3Objects(Objects):

@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import secrets
+import socket
 import threading
 import time
 from collections import deque
@@ -84,6 +86,8 @@ _TICK_S = 0.5
 # Without a place for large bodies, rows hold them up to this size: the database moves them as a whole.
 _MAX_ROW_BYTES = 256 << 20
 _BATCH = 500
+# Between two looks for bodies that no row names.
+_COLLECT_S = 3600.0
 _PORTS = re.compile(r"[\d,]*")
 
 _TYPES = {
@@ -142,6 +146,12 @@ CREATE TRIGGER chainrule_jobs_counted AFTER INSERT OR DELETE OR UPDATE OF state,
     ON chainrule_jobs FOR EACH ROW EXECUTE FUNCTION chainrule_jobs_count();
 CREATE TABLE chainrule_jobs_format (version integer NOT NULL);
 INSERT INTO chainrule_jobs_format VALUES ({_VERSION});
+"""
+# Of names of bodies, those that their rows do not have.
+_UNNAMED = """
+SELECT name FROM unnest(%s::text[]) AS name WHERE NOT EXISTS (
+    SELECT 1 FROM chainrule_jobs
+    WHERE id = split_part(name, '-', 1) AND name IN (request_object, result_object))
 """
 
 _FIELDS = ", ".join(f"chainrule_jobs.{name}" for name in COLUMNS)
@@ -293,11 +303,25 @@ class PostgresJobStore(JobStore):
         self._lock = threading.Lock()
         self._heard_at = time.monotonic()
         self._is_closing = threading.Event()
+        self._is_closed = threading.Event()
         self._minder = threading.Thread(
             target=self._mind, name="chainrule-jobs-minder", daemon=True
         )
+        self._watcher = threading.Thread(
+            target=self._watch, name="chainrule-jobs-watcher", daemon=True
+        )
         self._idle: deque[psycopg.Connection] = deque()
-        self._prepare()
+        # Objects to be removed with the next sweep: what renews leases does not wait for another service.
+        self._unused: deque[str] = deque()
+        self._collect_at = 0.0
+        # Connection → since when a thread waits for it.
+        self._in_use: dict[psycopg.Connection, float] = {}
+        self._watcher.start()
+        try:
+            self._prepare()
+        except BaseException:
+            self._is_closed.set()
+            raise
 
     def _prepare(self) -> None:
         """Make the tables, unless they are there.
@@ -306,7 +330,7 @@ class PostgresJobStore(JobStore):
             StorageError: the database cannot be used.
         """
         try:
-            with psycopg.connect(**self._settings) as connection:
+            with psycopg.connect(**self._settings) as connection, self._watched(connection):
                 # Of several servers that start at the same time, one makes the tables.
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
                 (table,) = _row(connection.execute("SELECT to_regclass('chainrule_jobs_format')"))
@@ -342,19 +366,26 @@ class PostgresJobStore(JobStore):
         self._is_closing.set()
         if self._minder.is_alive():
             self._minder.join(_CONNECT_S)
-        with contextlib.suppress(StorageError, psycopg.Error), self._lock:
+        with self._lock:
             held, self._held = self._held, {}
-            with psycopg.connect(**self._settings) as connection:
-                unstarted = [job_id for job_id, job in held.items() if not job.is_started]
-                connection.execute(_GIVE_BACK, {"ids": unstarted, "owner": self._owner})
-                over = "lease_until = now() - interval '1 second'"
-                connection.execute(
-                    f"UPDATE chainrule_jobs SET {over} WHERE id = ANY(%s) AND owner = %s",
-                    [[job_id for job_id, job in held.items() if job.is_started], self._owner],
-                )
-            with psycopg.connect(**self._settings) as connection:
-                self._take_over(connection)
         self._close_idle()
+        if self.silent_s() < self.max_silent_s:  # else their leases end
+            with contextlib.suppress(psycopg.Error), self._connection() as connection:
+                self._give_all_back(connection, held)
+        self._close_idle()
+        self._is_closed.set()
+
+    def _give_all_back(self, connection: psycopg.Connection, held: dict[str, _Held]) -> None:
+        unstarted = [job_id for job_id, job in held.items() if not job.is_started]
+        connection.execute(_GIVE_BACK, {"ids": unstarted, "owner": self._owner})
+        over = "lease_until = now() - interval '1 second'"
+        connection.execute(
+            f"UPDATE chainrule_jobs SET {over} WHERE id = ANY(%s) AND owner = %s",
+            [[job_id for job_id, job in held.items() if job.is_started], self._owner],
+        )
+        self._take_over(connection)
+        while self._unused:
+            self._remove(self._unused.popleft())
 
     # What is asked of it
 
@@ -423,6 +454,10 @@ class PostgresJobStore(JobStore):
         self._release(record.id)
         values = {"ids": [record.id], "owner": self._owner}
         self._do(lambda connection: connection.execute(_GIVE_BACK, values))
+
+    def let_go(self, record: JobRecord) -> None:
+        """Renew the lease of a job no longer."""
+        self._release(record.id)
 
     def start(self, record: JobRecord) -> JobRecord:
         """Say that a job which is held may have run from now on."""
@@ -547,9 +582,14 @@ class PostgresJobStore(JobStore):
 
     def sweep(self) -> None:
         """Drop results past their time, the oldest beyond the bound, and old jobs; one server at a time."""
+        while self._unused:
+            self._remove(self._unused.popleft())
         for step in (self._drop_expired, self._drop_excess, self._forget_old, _add_tallies):
             while self._do(partial(_alone, work=step)):
                 pass
+        if self._objects is not None and time.monotonic() > self._collect_at:
+            self._collect_at = time.monotonic() + _COLLECT_S
+            self._do(partial(_alone, work=self._collect))
 
     def _drop_expired(self, connection: psycopg.Connection) -> bool:
         return self._drop(connection, f"finished_at < {_NOW} - %s", self._retention_s, _BATCH)
@@ -591,6 +631,14 @@ class PostgresJobStore(JobStore):
         )
         return gone.rowcount == _BATCH
 
+    def _collect(self, connection: psycopg.Connection) -> bool:
+        """Remove bodies that no row names: their servers were killed between writing a body and its row."""
+        assert self._objects is not None
+        age_s = max(RECORD_FACTOR * self._retention_s, _COLLECT_S)
+        names = self._objects.older_than(age_s)
+        self._remove(*(name for (name,) in connection.execute(_UNNAMED, [names])))
+        return False
+
     # Large bodies
 
     def _keep(self, job_id: str, kind: str, pieces: list[Any]) -> tuple[bytes | None, str | None]:
@@ -623,6 +671,8 @@ class PostgresJobStore(JobStore):
         """
         until = time.monotonic() + patience_s
         while True:
+            if self.silent_s() > self.max_silent_s:  # callers need not wait to learn it
+                raise _unreachable("Try again later")
             try:
                 with self._connection() as connection:
                     return work(connection)
@@ -645,17 +695,46 @@ class PostgresJobStore(JobStore):
         except IndexError:
             connection = psycopg.connect(**self._settings, autocommit=True)
         try:
-            yield connection
+            with self._watched(connection):
+                yield connection
         except psycopg.Error:
             connection.close()
             self._close_idle()
             raise
-        self._idle.append(connection)
+        finally:
+            if not connection.closed:
+                self._idle.append(connection)
 
     def _close_idle(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
                 self._idle.pop().close()
+
+    @contextlib.contextmanager
+    def _watched(self, connection: psycopg.Connection) -> Iterator[None]:
+        """Let the watcher break a connection that waits for a database which hangs."""
+        with self._lock:
+            self._in_use[connection] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._in_use[connection]
+
+    def _watch(self) -> None:
+        """Break connections that wait, once leases cannot be renewed either.
+
+        A database that hangs takes what it is sent and never answers. The operating system sees a connection
+        that works, and statements have no time of their own: a large body may take long.
+        """
+        while not self._is_closed.wait(_RETRY_S):
+            if self.silent_s() < self.max_silent_s:
+                continue
+            before = time.monotonic() - self.max_silent_s
+            with self._lock:
+                for connection, since in self._in_use.items():
+                    if since < before:
+                        _break(connection)
 
     def _do_held(self, record: JobRecord, work: Callable[[psycopg.Connection], T]) -> T:
         """Do something for a job that is held, for as long as others believe that this server lives.
@@ -697,7 +776,10 @@ class PostgresJobStore(JobStore):
         is_down = False
         while not self._is_closing.is_set():
             try:
-                with psycopg.connect(**self._settings, autocommit=True) as connection:
+                with (
+                    psycopg.connect(**self._settings, autocommit=True) as connection,
+                    self._watched(connection),
+                ):
                     connection.execute(f"LISTEN {_CHANNEL}")
                     is_down = False
                     self._mind_with(connection)
@@ -745,7 +827,7 @@ class PostgresJobStore(JobStore):
         """End, or let wait again, the jobs of servers that have not been heard of."""
         values = {"final": list(FINAL), "stopped": server_stopped().message}
         rows = connection.execute(_EXPIRED, values).fetchall()
-        self._remove(*(name for _, name in rows))
+        self._unused.extend(name for _, name in rows if name is not None)
 
     def _write_news(self, connection: psycopg.Connection) -> None:
         """Write progress and logs, and learn which jobs are to be cancelled."""
@@ -851,6 +933,15 @@ def _connection_settings(url: str) -> dict[str, Any]:
     }
     # Plans are not prepared on connections: a pooler may give each transaction another one.
     return {**defaults, **given, "client_encoding": "utf8", "prepare_threshold": None}
+
+
+def _break(connection: psycopg.Connection) -> None:
+    """Let the thread that waits for a connection find that it is broken."""
+    with (
+        contextlib.suppress(OSError, psycopg.Error),
+        socket.socket(fileno=os.dup(connection.fileno())) as own,
+    ):
+        own.shutdown(socket.SHUT_RDWR)
 
 
 def _said(error: psycopg.Error) -> str:

@@ -53,6 +53,8 @@ T = TypeVar("T")
 _SWEEP_S = 60.0
 _RETRY_S = 0.2
 _AGAIN_S = 1.0
+# How long `/metrics` and `/status` wait for numbers; Prometheus gives up after ten seconds.
+_COUNT_S = 3.0
 
 
 class Jobs:
@@ -196,17 +198,19 @@ class Jobs:
     async def counts(self) -> dict[str, int]:
         """How many jobs are in each state; nothing while that cannot be learnt."""
         try:
-            return await self._in_store(lambda store: store.counts())
-        except StorageError as error:
-            _log.warning("jobs cannot be counted: %s", error.message)
+            return await asyncio.wait_for(self._in_store(lambda store: store.counts()), _COUNT_S)
+        except (StorageError, TimeoutError) as error:
+            _log.warning("jobs cannot be counted: %s", error or "the database does not answer")
             return {}
 
     async def queues(self) -> dict[str, JobQueue]:
         """Component → its jobs that wait; nothing while that cannot be learnt."""
         try:
-            return await self._in_store(lambda store: store.queues())
-        except StorageError as error:
-            _log.warning("jobs that wait cannot be counted: %s", error.message)
+            return await asyncio.wait_for(self._in_store(lambda store: store.queues()), _COUNT_S)
+        except (StorageError, TimeoutError) as error:
+            _log.warning(
+                "jobs that wait cannot be counted: %s", error or "the database does not answer"
+            )
             return {}
 
     async def result(self, record: JobRecord) -> bytes | None:
@@ -349,7 +353,8 @@ class Jobs:
             try:
                 record = await self._in_thread(self._store.take, service.name)
             except StorageError as error:
-                _log.error("jobs cannot be taken: %s", error.message)
+                if error.code != "jobs_database_unreachable":  # its store says that, once
+                    _log.error("jobs cannot be taken: %s", error.message)
                 pause_s = _AGAIN_S
             if record is None:
                 await _set_within(came, pause_s)
@@ -390,6 +395,7 @@ class Jobs:
 
     def _lose(self, live: LiveJob) -> None:
         """Let those who follow a job look for it again: this server does not know how it ends."""
+        self._store.let_go(live.record)
         self._forget(live)
         live.end()
 

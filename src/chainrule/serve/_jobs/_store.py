@@ -287,6 +287,10 @@ class JobStore(ABC):
         """Withdraw the jobs of components that no server serves, where that is known."""
         return []
 
+    @abstractmethod
+    def let_go(self, record: JobRecord) -> None:
+        """Hold a job no longer that this server has stopped: it is another server's after its lease."""
+
     def silent_s(self) -> float:
         """For how long this server could not say that it lives."""
         return 0.0
