@@ -375,8 +375,8 @@ def _explain_unknown(given: Sequence[str]) -> int:
         return 2
     if given[0].startswith("-"):
         sys.stderr.write(
-            f"{strong('Error:', 2, 'red')} options follow the command: `chainrule COMMAND … {given[0]}`. `chainrule --help` lists "
-            "the commands.\n"
+            f"{strong('Error:', 2, 'red')} options follow the command: `chainrule COMMAND … {given[0]}`. "
+            "`chainrule --help` lists the commands.\n"
         )
         return 2
     import difflib
