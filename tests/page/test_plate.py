@@ -205,6 +205,11 @@ def test_plots_reach_nothing(browser, url):
     page.get_by_role("button", name="Run").click()
     said = page.frame_locator("iframe[title$=spy]").locator("#said")
     said.get_by_text("no page, no storage, no network").wait_for()
+    picture = page.locator("iframe[title$=sensors]")
+    page.wait_for_function("frame => frame.style.height", arg=picture.element_handle())
+    shown = page.frame_locator("iframe[title$=sensors]").locator("img").bounding_box()
+    frame = picture.bounding_box()
+    assert all(0 <= frame[side] - shown[side] <= 20 for side in ("width", "height"))
     context.close()
 
 

@@ -151,7 +151,7 @@ def test_plots_of_every_kind():
 
     assert added_endpoints(double) == ["plot"]
     assert shown("html") == {"plot": "<i>x</i>"}
-    assert shown("matplotlib")["title"].startswith('<img alt="" style="max-width:100%" src="data:')
+    assert shown("matplotlib")["title"].startswith('<img alt="" style="display:block;')
     assert shown("exported") == {"title": "<b>3D</b>"}
     with pytest.raises(ComponentError, match="Expected plot"):
         shown("bad")

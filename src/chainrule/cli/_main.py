@@ -375,8 +375,8 @@ def _explain_unknown(given: Sequence[str]) -> int:
         return 2
     if given[0].startswith("-"):
         sys.stderr.write(
-            f"Error: options follow the command: `chainrule COMMAND … {given[0]}`. `chainrule --help` lists "
-            "the commands.\n"
+            f"{strong('Error:', 2, 'red')} options follow the command: `chainrule COMMAND … {given[0]}`. "
+            "`chainrule --help` lists the commands.\n"
         )
         return 2
     import difflib
@@ -384,5 +384,5 @@ def _explain_unknown(given: Sequence[str]) -> int:
     name = " ".join(given[:2] if group else given[:1])
     close = difflib.get_close_matches(name, [*COMMANDS, *_OLD_NAMES], n=1)
     hint = f"Did you mean `chainrule {close[0]}`?" if close else "`chainrule --help` lists them."
-    sys.stderr.write(f"Error: there is no command {name!r}. {hint}\n")
+    sys.stderr.write(f"{strong('Error:', 2, 'red')} there is no command {name!r}. {hint}\n")
     return 2

@@ -72,4 +72,4 @@ def _as_picture(figure: Any) -> str:
     file = io.BytesIO()
     figure.savefig(file, format="svg", bbox_inches="tight")
     content = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="" style="max-width:100%" src="data:image/svg+xml;base64,{content}">'
+    return f'<img alt="" style="display:block;max-width:100%" src="data:image/svg+xml;base64,{content}">'

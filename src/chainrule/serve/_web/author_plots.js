@@ -10,3 +10,11 @@ export function plotCards(documents) {
     return h("article", { class: "card wide" }, h("header", {}, h("h3", {}, title), h("span", { class: "type" }, "author's plot")), frame);
   });
 }
+
+// A frame gets the size of the picture in it, so that no white ground is left around that in the dark.
+addEventListener("message", ({ source, data }) => {
+  const frame = [...document.querySelectorAll(".author-plot")].find(({ contentWindow }) => contentWindow === source);
+  if (!frame || !Number.isFinite(data?.width) || !Number.isFinite(data.height)) return;
+  frame.style.maxWidth = `${data.width}px`;
+  frame.style.height = `${Math.min(data.height, 2000)}px`;
+});
