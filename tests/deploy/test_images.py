@@ -322,7 +322,7 @@ def test_images_go_to_a_registry_and_come_back(engine, square, folders, registry
     assert caught.value.code == "base_missing"
 
 
-def test_an_image_is_pushed_with_its_interface(engine, square, registry):
+def test_an_image_is_pushed_with_its_interface(engine, square, folders, registry):
     name = f"{registry}/shelf/square:1.2.0"
     engine.ask("tag", square.tags[0], name)
     pushed = push_image(name, owner="geometry", engine=engine)
@@ -331,7 +331,20 @@ def test_an_image_is_pushed_with_its_interface(engine, square, registry):
     (found,) = Catalogue(f"{registry}/shelf").search(Query(inputs=("x",), text="geometry"))
     assert found == pushed.entry
     assert not push_image(name, engine=engine).was_pushed
-    engine.ask("rmi", name)
+    # The next version has no field `x` any more: its callers would break.
+    broken = name.replace("1.2.0", "1.3.0")
+    changes = r"sed -i 's/1\.2\.0/1.3.0/; s/\bx\b/z/g' component.py"
+    recipe = f"FROM {name}\nUSER 0\nWORKDIR /component\nRUN {changes}\nUSER 10001:10001\n"
+    folder = str(write(folders / "broken", {"Containerfile": recipe}))
+    engine.ask("build", *engine.build_args, "--tag", broken, folder)
+    with pytest.raises(
+        InputError, match=r"(?s)inputs\.x: the field was removed.*--allow-breaking"
+    ) as refused:
+        push_image(broken, engine=engine)
+    assert refused.value.code == "breaks_callers"
+    assert Catalogue(f"{registry}/shelf").entries() == [pushed.entry]
+    assert push_image(broken, allow_breaking=True, engine=engine).entry.version == "1.3.0"
+    engine.ask("rmi", name, broken)
 
 
 def test_a_numpy_component_answers_from_its_image(engine, image, tmp_path):

@@ -386,9 +386,8 @@ class ServersTransport(ReplicatedTransport):
             return found
         rendezvous, changes = self._rendezvous
         if changes != self._dispatcher.changes:
-            changes = (
-                self._dispatcher.changes
-            )  # before the servers are listed: a change since is seen next time
+            # Read before the servers are listed: a change since is seen next time.
+            changes = self._dispatcher.changes
             rendezvous = Rendezvous(server.id for server in self.servers_up())
             self._rendezvous = rendezvous, changes
         return rendezvous.home(point)
