@@ -130,7 +130,7 @@ def test_what_it_is(component):
     assert "f64[?] (differentiable)" in text
     assert "parts.[].w" in text
     assert "c64[2]" in text
-    assert "<td>names.{}</td>" in component._repr_html_()
+    assert ">names.{}</td>" in component._repr_html_()
 
 
 def test_apply(component):

@@ -358,9 +358,14 @@ def _derived_endpoints(component: Any) -> frozenset[str]:
     return frozenset(name for name in names if capabilities[name].status == "derived")
 
 
-def _differentiable(component: Any, side: Side) -> Mapping[str, ArraySpec]:
+def _differentiable(component: Any, side: Side) -> Mapping[str, ArraySpec | Mapping[str, Any]]:
     declared = getattr(component, f"differentiable_{side}", None)
     return Document(component.openapi_schema).differentiable(side) if declared is None else declared
+
+
+def _dtype_of(spec: ArraySpec | Mapping[str, Any]) -> str | None:
+    """Of an array of ours, or of one that another component describes as its document does."""
+    return spec.get("dtype") if isinstance(spec, Mapping) else spec.dtype
 
 
 def _array_inputs(component: Any) -> dict[str, str | None]:
@@ -369,7 +374,7 @@ def _array_inputs(component: Any) -> dict[str, str | None]:
         return {path: spec.dtype for path, spec in array_leaves(component.input_schema).items()}
     fields = Document(component.openapi_schema).fields("inputs")
     arrays = [field.path for field in fields if field.is_array]
-    dtypes = {path: spec.dtype for path, spec in _differentiable(component, "inputs").items()}
+    dtypes = {path: _dtype_of(spec) for path, spec in _differentiable(component, "inputs").items()}
     # The peer calls all places of a tuple `[]`; its document knows which of them hold arrays.
     peers = {path: _INDEX.sub("[]", path) for path in arrays}
     tuples = {path for place, path in peers.items() if place != path}
