@@ -184,7 +184,8 @@ def test_a_version_is_compared_with_the_one_before(registry):
     assert breaks("3.0.0", mode=int) == []
 
 
-def test_the_commands(registry, capfd):
+def test_the_commands(registry, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")  # a narrow table breaks descriptions
     catalogue = Catalogue(f"{registry}/command")
     catalogue.publish(put_image(registry, "command/heat", "1.0.0"), document("1.0.0"), owner="us")
 
