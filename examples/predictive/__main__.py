@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from chainrule import Component
+from examples._running import served
 from examples.predictive import _tasks
 
 COMPONENT = Path(__file__).parent / "oscillator" / "component.py"
-
-
-@contextlib.contextmanager
-def served(path: Path) -> Iterator[str]:
-    """`chainrule serve PATH` in the background; its address."""
-    command = [
-        sys.executable,
-        "-m",
-        "chainrule",
-        "serve",
-        str(path),
-        "--port",
-        "0",
-    ]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            _, _, url = server.stderr.readline().partition("Serving at ")
-            yield url.strip()
-        finally:
-            server.terminate()
 
 
 def main() -> None:
