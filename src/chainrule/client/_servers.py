@@ -110,7 +110,7 @@ class ServerLostError(ReplicaLostError):
 
 
 class Rendezvous:
-    """Which of some servers a piece of content belongs to, whoever asks.
+    """Which of some servers a piece of content belongs to: every handle finds the same one.
 
     Each server has a number for each content; the highest one wins. So when one of R servers goes, only the
     content that was its own moves, and no one has to be told.

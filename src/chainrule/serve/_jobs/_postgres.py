@@ -275,7 +275,7 @@ class PostgresJobStore(JobStore):
         retention_s, max_bytes: see `JobStore`.
 
     Raises:
-        DefinitionError: the URL is none (`bad_jobs_url`).
+        DefinitionError: it is not such a URL (`bad_jobs_url`).
         StorageError: the database cannot be used (`jobs_database_unreachable`, `jobs_database_refused`), or
             was written by another version (`jobs_database_format`).
     """
