@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -175,3 +176,42 @@ def at_once(served, path, body, headers, count=4):
         thread.join()
     assert len(answers) == count
     return answers
+
+
+def test_an_answer_that_is_not_taken_yet_keeps_its_memory(any_served):
+    """The answers are larger than what the system buffers, and the first is read after all others."""
+    first, others = np.full(2_000_000, 1.0), [np.full(2_000_000, float(i)) for i in range(2, 8)]
+    post_frames(any_served, others[0])  # from now on a room is offered for answers of this size
+    waiting = ask_frames(any_served, first)
+    response = waiting.getresponse()
+    for x in others:
+        np.testing.assert_array_equal(post_frames(any_served, x), 2 * x)
+    with contextlib.closing(waiting):
+        y = decode_body(response.read(), media_type=FRAMES_MEDIA_TYPE)["y"]
+    np.testing.assert_array_equal(y, 2 * first)
+
+
+def test_callers_who_leave_do_not_mix_the_bodies_of_others(served):
+    def calls(seed):
+        random = np.random.default_rng(seed)
+        for turn in range(8):
+            x = random.random(int(random.integers(5_000, 200_000)))
+            if turn % 3:
+                np.testing.assert_array_equal(post_frames(served, x), 2 * x)
+            else:
+                ask_frames(served, x).close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(calls, range(4)))
+
+
+def ask_frames(served, x):
+    connection = served.connect()
+    headers = {"Content-Type": FRAMES_MEDIA_TYPE, "Accept": FRAMES_MEDIA_TYPE}
+    connection.request("POST", "/apply", bytes(encode_frames({"inputs": {"x": x}})), headers)
+    return connection
+
+
+def post_frames(served, x):
+    with contextlib.closing(ask_frames(served, x)) as connection:
+        return decode_body(connection.getresponse().read(), media_type=FRAMES_MEDIA_TYPE)["y"]

@@ -5,7 +5,9 @@ gone when the last process that has it closes it.
 
     caller (a client, or a server)                     worker
     writes the request into segment A  ── A, B ──▶     copies A to memory of its own, calls the component,
-    copies B to memory of its own      ◀── reply ──    writes the answer into segment B, or into a new one
+    reads the answer from segment B    ◀── reply ──    writes the answer into segment B, or into a new one
+
+A client copies B to memory of its own. A server sends B as it is, and uses it again when all is sent.
 
 Three rules make this safe.
 
@@ -31,6 +33,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -187,6 +190,7 @@ class SegmentPool:
 
     def __init__(self) -> None:
         self._idle: list[Segment] = []
+        self._returned: deque[Segment] = deque()
         # Held only while the list is looked at. Memory is allocated outside of it, and so can be slow.
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -197,14 +201,20 @@ class SegmentPool:
         Raises:
             OSError: the machine has no memory or no descriptor left for it.
         """
+        segment = self.find(nbytes)
+        if segment is None:
+            segment = Segment.create(_rounded(nbytes))
+            # Memory that is missing is an error here; written to through a map it would end the process.
+            os.posix_fallocate(segment.descriptor, 0, segment.size)
+        return segment
+
+    def find(self, nbytes: int) -> Segment | None:
+        """The smallest idle segment with room for `nbytes` that is not far too large."""
         with self._lock:
             fitting = [s for s in self._ours() if nbytes <= s.size <= max(8 * nbytes, 1 << 20)]
-            if fitting:
-                return self._removed(min(fitting, key=lambda segment: segment.size))
-        segment = Segment.create(_rounded(nbytes))
-        # Memory that is missing is an error here; written to through a map it would end the process.
-        os.posix_fallocate(segment.descriptor, 0, segment.size)
-        return segment
+            if not fitting:
+                return None
+            return self._removed(min(fitting, key=lambda segment: segment.size))
 
     def take_largest(self) -> Segment | None:
         """The largest idle segment, for an answer of a size that is not known yet."""
@@ -213,16 +223,26 @@ class SegmentPool:
             return self._removed(max(idle, key=lambda segment: segment.size)) if idle else None
 
     def give_back(self, segment: Segment) -> None:
-        """Take back a segment that no other process uses any more."""
-        with self._lock:
-            idle = self._ours()
-            idle.append(segment)
-            while idle and sum(each.size for each in idle) > _MAX_IDLE_BYTES:
-                idle.pop(0).close()
+        """Take back a segment that no other process uses any more.
+
+        A finalizer may call this at any point, also in a thread that holds the lock. So nothing waits for the
+        lock here: where it is taken, the segment stays in `_returned` until the pool is used next.
+        """
+        self._returned.append(segment)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._ours()
+            finally:
+                self._lock.release()
 
     def _ours(self) -> list[Segment]:
+        """The idle segments, those that were returned included; the lock is held."""
         if self._pid != os.getpid():  # after a fork the parent uses the same memory
-            self._pid, self._idle = os.getpid(), []
+            self._pid, self._idle, self._returned = os.getpid(), [], deque()
+        while self._returned:
+            self._idle.append(self._returned.popleft())
+        while sum(segment.size for segment in self._idle) > _MAX_IDLE_BYTES:
+            self._idle.pop(0).close()
         return self._idle
 
     def _removed(self, segment: Segment) -> Segment:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from chainrule._errors import DefinitionError, StorageError
 from chainrule._files import Scratch
-from chainrule._same_host import is_supported
+from chainrule._same_host import SegmentPool, is_supported
 from chainrule.runtime import ComponentConfig, LocalComponent
 from chainrule.serve._accounts import Accounts
 from chainrule.serve._calls import Facts
@@ -100,6 +100,7 @@ class Server:
         file = options.log_file
         self._output: Output = ErrorStream() if file is None else OutputLog(file)
         self._scratches: list[Scratch] = []
+        self._memory = SegmentPool()
         make_pool = make_pool or self._make_pool
         self._pools = [make_pool(source, self._config_of(source), options) for source in sources]
         self._intake = Intake(options.max_inflight_bytes)
@@ -136,6 +137,7 @@ class Server:
             max_queue=options.max_queue,
             startup_timeout_s=options.startup_timeout_s,
             output=self._output,
+            memory=self._memory,
         )
 
     def _shared_folder(self) -> Path | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from chainrule._errors import InputError, StorageError, TransportError
-from chainrule._same_host import INLINE_BYTES, Segment, stored
+from chainrule._same_host import INLINE_BYTES, Segment, SegmentPool
 from chainrule.serve._logs import Output
 
 # Far above what a sensible caller says, far below what fits into one packet to a worker.
@@ -42,10 +45,40 @@ class SegmentBody:
     Attributes:
         segment: the memory.
         nbytes: how much of it is the body.
+        pool: where the memory goes after its use; `None` for memory that is not the server's.
     """
 
     segment: Segment
     nbytes: int
+    pool: SegmentPool | None = None
+
+    @classmethod
+    def create(cls, nbytes: int, pool: SegmentPool) -> SegmentBody:
+        """Room for a body that is about to be written as a whole.
+
+        New memory is not reserved, as `SegmentPool.take` does: a caller who declares a long body and sends
+        nothing would let the event loop wait while the system clears it.
+
+        Raises:
+            OSError: the machine has no memory or no descriptor left.
+        """
+        return cls(pool.find(nbytes) or Segment.create(nbytes), nbytes, pool)
+
+    def release(self) -> None:
+        """The worker has replied, so that no other process uses the memory: it is used again."""
+        if self.pool is not None:
+            self.pool.give_back(self.segment)
+
+    def open(self) -> memoryview:
+        """The bytes, once; the memory is released when the last view of them is gone.
+
+        A transport keeps views of what its caller has not taken yet, long after `send` has returned. So it
+        is not the code that sends which knows when the memory may be written to again, but the array below,
+        to which all views refer.
+        """
+        array = np.frombuffer(self.segment.view(self.nbytes), np.uint8)
+        weakref.finalize(array, self.release).atexit = False
+        return array.data
 
 
 class Call(NamedTuple):
@@ -143,7 +176,7 @@ class Reply(NamedTuple):
         """The pieces of the body, wherever it lies."""
         if self.stored is None:
             return self.pieces
-        return [self.stored.segment.view(self.stored.nbytes)]
+        return [self.stored.open()]
 
 
 @dataclass(frozen=True)
@@ -213,14 +246,16 @@ def not_loaded(timeout_s: float) -> CallError:
     )
 
 
-def place_body(content: bytes) -> bytes | SegmentBody:
+def place_body(content: bytes, pool: SegmentPool) -> bytes | SegmentBody:
     """Bytes that are here already, brought to where a worker process can read them; see `read_body`."""
     if len(content) <= INLINE_BYTES:
         return content
     try:
-        return SegmentBody(stored([content]), len(content))
+        body = SegmentBody.create(len(content), pool)
+        body.segment.write_at(0, content)
     except OSError:
         raise no_memory() from None
+    return body
 
 
 def no_memory() -> StorageError:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 from chainrule._errors import ChainruleError, DecodeError, InputError, LimitError, StorageError
-from chainrule._same_host import INLINE_BYTES, Segment
+from chainrule._same_host import INLINE_BYTES, SegmentPool
 from chainrule.serve._calls import Call, CallError, Reply, SegmentBody, no_memory, place_body
 from chainrule.serve._logs import RUN_ID
 from chainrule.serve._options import ServeOptions
@@ -106,18 +106,18 @@ class Endpoint:
             if nbytes > max_bytes:
                 raise _too_large(max_bytes)
         with self._intake.room_for(nbytes) as grow:
-            in_segment = self._service.pool.uses_segments and not is_job
+            pool = None if is_job else self._service.pool.memory
             if memory is None or memory.body is None:
                 body = await read_body(
                     receive,
                     nbytes,
                     max_bytes=max_bytes,
                     timeout_s=self._timeout_s,
-                    in_segment=in_segment,
+                    pool=pool,
                     grow=grow,
                 )
             else:
-                body = memory.body if in_segment else await memory.read()
+                body = memory.body if pool is not None else await memory.read()
             call = call._replace(body=body)
             if is_job:
                 key = _text(headers.get(b"idempotency-key"))
@@ -136,7 +136,7 @@ class Endpoint:
             raise InputError("The body of a job cannot lie in shared memory.", code="bad_segment")
         if self._same_host is None:
             raise UnknownMemoryError("This server shares no memory with its clients.")
-        memory = self._same_host.claim(named, is_mapped_here=not self._service.pool.uses_segments)
+        memory = self._same_host.claim(named, is_mapped_here=self._service.pool.memory is None)
         if memory.body is not None and nbytes != 0:
             raise InputError(
                 "The body lies in shared memory (Chainrule-Memory); Content-Length has to be 0.",
@@ -184,7 +184,7 @@ class Endpoint:
         try:
             if memory is None:
                 return await self._service.call(call)
-            room = memory.room if self._service.pool.uses_segments else None
+            room = None if self._service.pool.memory is None else memory.room
             return await memory.give(await self._service.call(call._replace(room=room)))
         except ChainruleError as error:
             return problem_reply(error, debug=self._debug)
@@ -388,7 +388,7 @@ async def read_body(
     *,
     max_bytes: int,
     timeout_s: float,
-    in_segment: bool = False,
+    pool: SegmentPool | None = None,
     grow: Grow = _keep,
 ) -> Any:
     """A request's body: bytes, or a `SegmentBody` when it is large and a worker process will read it.
@@ -399,7 +399,7 @@ async def read_body(
         max_bytes: a longer body is refused while it is read.
         timeout_s: how long the caller may pause. The whole body may take that long, plus the time that its
             bytes need at the slowest pace that is allowed.
-        in_segment: a large body goes into shared memory.
+        pool: a large body goes into this shared memory.
         grow: makes room for what has come.
 
     Raises:
@@ -408,10 +408,10 @@ async def read_body(
         Disconnected: the caller went away.
     """
     chunks = body_chunks(receive, timeout_s, max_bytes, grow)
-    if in_segment and nbytes is not None and nbytes > INLINE_BYTES:
-        return await _into_segment(chunks, nbytes)
+    if pool is not None and nbytes is not None and nbytes > INLINE_BYTES:
+        return await _into_segment(chunks, nbytes, pool)
     body = b"".join([chunk async for chunk in chunks])
-    return place_body(body) if in_segment else body
+    return body if pool is None else place_body(body, pool)
 
 
 async def body_chunks(
@@ -444,14 +444,16 @@ async def body_chunks(
         yield chunk
 
 
-async def _into_segment(chunks: AsyncIterator[bytes], nbytes: int) -> SegmentBody:
+async def _into_segment(
+    chunks: AsyncIterator[bytes], nbytes: int, pool: SegmentPool
+) -> SegmentBody:
     try:
-        segment, position = Segment.create(nbytes), 0
+        body, position = SegmentBody.create(nbytes, pool), 0
         async for chunk in chunks:
-            position = segment.write_at(position, chunk)
+            position = body.segment.write_at(position, chunk)
     except OSError:
         raise no_memory() from None
-    return SegmentBody(segment, nbytes)
+    return body
 
 
 def _too_large(max_bytes: int) -> LimitError:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chainrule._errors import ChainruleError, DefinitionError
-from chainrule._same_host import is_supported
+from chainrule._same_host import SegmentPool, is_supported
 from chainrule.serve._calls import (
     Call,
     CallError,
@@ -204,14 +204,14 @@ class Pool(ABC):
         max_queue: how many calls may wait.
 
     Attributes:
-        uses_segments: whether large bodies are handed over in shared memory.
+        memory: where large bodies are handed over in shared memory, if they are.
         max_queue: how many calls may wait.
         metrics: what is counted.
         under_way: how many calls wait or run.
         is_stopping: whether no new calls are taken.
     """
 
-    uses_segments = False
+    memory: SegmentPool | None = None
 
     def __init__(self, *, max_queue: int) -> None:
         self.max_queue = max_queue
@@ -270,7 +270,7 @@ class Pool(ABC):
         Raises:
             StorageError: there is no memory for it.
         """
-        return place_body(body) if self.uses_segments else body
+        return body if self.memory is None else place_body(body, self.memory)
 
     async def call(self, call: Call) -> Reply:
         """Have a call answered, and count it.
@@ -332,6 +332,7 @@ class WorkerPool(Pool):
         max_queue: how many calls may wait for a free worker.
         startup_timeout_s: how long loading the component may take.
         output: where the output of processes goes; the server's error stream by default.
+        memory: shared memory for the bodies of processes; the pool has its own by default.
     """
 
     def __init__(
@@ -344,13 +345,15 @@ class WorkerPool(Pool):
         max_queue: int,
         startup_timeout_s: float,
         output: Output | None = None,
+        memory: SegmentPool | None = None,
     ) -> None:
         super().__init__(max_queue=max_queue)
-        self.uses_segments = workers > 0
-        if self.uses_segments and not is_supported():
+        if workers > 0 and not is_supported():
             raise DefinitionError(
                 "Worker processes need Linux; use workers=0 here.", code="not_supported"
             )
+        if workers > 0:
+            self.memory = memory or SegmentPool()
         self._source, self._config = source, config
         self._size = max(1, workers)
         self._timeout_s = timeout_s
@@ -440,7 +443,7 @@ class WorkerPool(Pool):
                 "The component keeps crashing; it is being restarted.", "degraded", 5
             )
         # A process that takes too long is replaced, so a turn comes. A thread may never be free again.
-        return await self._turn(call, None if self.uses_segments else timeout_s)
+        return await self._turn(call, timeout_s if self.memory is None else None)
 
     async def _turn(self, call: Call, timeout_s: float | None) -> Worker:
         turn: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
@@ -475,9 +478,9 @@ class WorkerPool(Pool):
         self._idle.append(worker)
 
     def _make_worker(self) -> Worker:
-        if self.uses_segments:
-            return WorkerProcess(self._source, self._config, self._on_change, self._output)
-        return WorkerThread(self._source, self._config, self._on_change)
+        if self.memory is None:
+            return WorkerThread(self._source, self._config, self._on_change)
+        return WorkerProcess(self._source, self._config, self._on_change, self._output, self.memory)
 
     async def _start_one(self, place: int) -> Facts:
         worker = self._places[place] = self._make_worker()

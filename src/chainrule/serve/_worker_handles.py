@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from chainrule._same_host import (
     INLINE_BYTES,
     Message,
     Segment,
+    SegmentPool,
     ending_facts,
     ending_words,
     receive_message,
@@ -87,6 +89,7 @@ class WorkerProcess:
         config: the component's settings.
         on_change: called on the event loop when the process has ended.
         output: where its output goes.
+        memory: shared memory for bodies.
     """
 
     def __init__(
@@ -95,10 +98,13 @@ class WorkerProcess:
         config: Any,
         on_change: Callable[[WorkerProcess], None],
         output: Output,
+        memory: SegmentPool,
     ) -> None:
         self._setup = _pickled(source, config)
         self._on_change = on_change
         self._output = output
+        self._memory = memory
+        self._answers_are_large = False
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Message] | None = None
         self._watcher: Watcher | None = None
@@ -182,9 +188,12 @@ class WorkerProcess:
                 cases it has to be replaced.
         """
         self._watcher = call.watcher
-        answer = self._send_call(call)
+        room = self._room(call)
+        answer = self._send_call(call, room)
         try:
-            return self._to_reply(await asyncio.wait_for(answer, timeout_s), call.room)
+            reply = self._to_reply(await asyncio.wait_for(answer, timeout_s), room)
+            self._release(call, room, reply)
+            return reply
         except TimeoutError:
             self.kill()
             assert timeout_s is not None
@@ -198,15 +207,34 @@ class WorkerProcess:
                 answer.result().close()
             raise
 
-    def _send_call(self, call: Call) -> asyncio.Future[Message]:
+    def _room(self, call: Call) -> SegmentBody | None:
+        """Memory for the answer: that of the caller, or, where large answers are usual, of the server."""
+        if call.room is not None:
+            return SegmentBody(call.room, call.room.size)
+        segment = self._memory.take_largest() if self._answers_are_large else None
+        return None if segment is None else SegmentBody(segment, segment.size, self._memory)
+
+    def _release(self, call: Call, room: SegmentBody | None, reply: Reply) -> None:
+        """After the reply: what the worker has read is free, and a room that it has not written to.
+
+        Without a reply (a timeout, a crash, a caller who left) nothing is: the worker may still use it. The
+        memory goes when the last process closes it. That of the answer is freed by those who send it.
+        """
+        if isinstance(call.body, SegmentBody):
+            call.body.release()
+        self._answers_are_large = reply.stored is not None
+        if room is not None and (reply.stored is None or reply.stored.segment is not room.segment):
+            room.release()
+
+    def _send_call(self, call: Call, room: SegmentBody | None) -> asyncio.Future[Message]:
         header: dict[str, Any] = {"call": call.told}
         inline, descriptors = [call.body], []
         if isinstance(call.body, SegmentBody):
             header["body"] = call.body.nbytes
             inline, descriptors = [], [call.body.segment.descriptor]
-        if call.room is not None:
+        if room is not None:
             header["room"] = True
-            descriptors.append(call.room.descriptor)
+            descriptors.append(room.segment.descriptor)
         if call.watcher is None:
             return self._exchange(header, inline, descriptors)
         header["watch"] = True
@@ -258,13 +286,14 @@ class WorkerProcess:
         while self.is_alive:
             await asyncio.sleep(0.005)
 
-    def _to_reply(self, message: Message, room: Segment | None) -> Reply:
+    def _to_reply(self, message: Message, room: SegmentBody | None) -> Reply:
         header, stored = message.header, None
         try:
             if "room" in header and room is not None:
-                stored = SegmentBody(room, header["room"])
+                stored = replace(room, nbytes=header["room"])
             elif "segment" in header:
-                stored = SegmentBody(Segment(*message.descriptors), header["segment"])
+                segment = Segment(*message.descriptors)
+                stored = SegmentBody(segment, header["segment"], self._memory)
             if stored is not None and stored.nbytes > stored.segment.size:
                 raise DecodeError("The answer is larger than its memory.", code="bad_segment")
         except (ChainruleError, TypeError):
