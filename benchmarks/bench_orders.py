@@ -11,7 +11,7 @@ import time
 from benchmarks._harness import Row, show
 from chainrule.elimination import find_order
 from chainrule.elimination._counting import published_counts
-from chainrule.elimination._find_order import as_problem
+from chainrule.elimination._objectives import as_problem
 from chainrule.elimination._search import PartialGraph, lower_bound
 from chainrule.elimination._search._improve import anneal, greedy
 from chainrule.elimination.examples import TASKS, Task

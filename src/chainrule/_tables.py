@@ -1,8 +1,10 @@
-"""Tables in HTML, for notebooks and pages."""
+"""Tables: in HTML, for notebooks and pages, and as text with sentences below them."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 
@@ -48,3 +50,39 @@ def html_table(
     titles = "".join(cell(name, "col") for name in head)
     thead = f"<thead><tr>{titles}</tr></thead>" if head else ""
     return f"<table>{thead}<tbody>{body}</tbody></table>"
+
+
+@dataclass(frozen=True)
+class NotedTable:
+    """A table with sentences below it, as text and for a notebook.
+
+    Attributes:
+        columns: their names.
+        rows: the cells.
+        notes: the sentences.
+        width: of the text, in characters.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+    width: int
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*self.columns)
+        for row in self.rows:
+            table.add_row(*row)
+        text = io.StringIO()
+        console = Console(file=text, width=self.width, color_system=None, force_jupyter=False)
+        console.print(table)
+        for note in self.notes:
+            console.print(note, markup=False, highlight=False)
+        return text.getvalue()
+
+    def html(self) -> str:
+        """The same for a notebook."""
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return html_table(self.rows, head=self.columns) + notes

@@ -14,8 +14,8 @@ import pytest
 
 from chainrule import ChainruleError
 from chainrule.elimination import explain_jacobian, find_order, jacobian
-from chainrule.elimination._find_order import as_problem, quick_order
 from chainrule.elimination._methods import list_ways
+from chainrule.elimination._objectives import as_problem, quick_order
 from chainrule.elimination._search import _portfolio, quick_search
 from chainrule.elimination._work import (
     CPU_PRICES,

@@ -6,7 +6,7 @@ import pytest
 
 from chainrule.elimination import find_order, jacve, linearization
 from chainrule.elimination._counting import published_counts
-from chainrule.elimination._find_order import as_problem, vertices_of
+from chainrule.elimination._objectives import as_problem, vertices_of
 from chainrule.elimination._search import PartialGraph
 from chainrule.elimination._search._improve import greedy
 from chainrule.elimination.examples import (

@@ -282,7 +282,7 @@ def test_kernel_can_be_differentiated():
 
 
 def test_shared_values_are_computed_once():
-    from chainrule.elimination._native._scalarise import scalarise
+    from chainrule.elimination._native._scalars import scalarise
 
     def function(x):
         return [jnp.sin(x) * 1.0 + 0.0, jnp.sin(x) * (jnp.float32(2.0) * 3.0)]
@@ -316,7 +316,7 @@ def test_what_has_no_native_form_says_why(function, argument, reason):
 def test_gpu_kernel_in_plain_jax(size):
     from chainrule.elimination._native._gpu import batched_kernel
     from chainrule.elimination._native._kernel import on_batches
-    from chainrule.elimination._native._scalarise import scalarise
+    from chainrule.elimination._native._scalars import scalarise
 
     def function(x, y):
         return [jnp.sin(x) * y, jnp.where(x > y, x / y, jnp.float32(2.0)), x < y, jnp.float32(3.0)]
@@ -334,7 +334,7 @@ def test_gpu_kernel_in_plain_jax(size):
 
 def test_gpu_kernel_is_made_of_scalars():
     from chainrule.elimination._native._gpu import batched_kernel
-    from chainrule.elimination._native._scalarise import scalarise
+    from chainrule.elimination._native._scalars import scalarise
 
     program = jax.make_jaxpr(lambda x: [x * 2])(jnp.ones(3))
     with pytest.raises(CapabilityError, match="arrays"):

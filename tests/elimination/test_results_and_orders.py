@@ -14,7 +14,7 @@ from chainrule.elimination import (
     Order,
     OrderError,
     StructuredJacobian,
-    _find_order,
+    _orders,
     find_order,
     jacobian,
     jacve,
@@ -185,7 +185,7 @@ def test_an_interrupt_ends_the_search_only(monkeypatch):
 
     monkeypatch.setattr(_portfolio._Run, "improve", interrupted)
     # At once, also where edges would be looked at next.
-    monkeypatch.setattr(_find_order, "split_edges", None)
+    monkeypatch.setattr(_orders, "split_edges", None)
     assert find_order(roe_flux_1d, *POINT, budget_s=5, edges=True).cost < 400
 
 

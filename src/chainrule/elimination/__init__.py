@@ -18,15 +18,14 @@ Modules, in reading order:
     _linearize    a function traced at a point; `Linearization`
     _counting     multiplications and additions, by the convention of the literature
     _work         how much work a program is, and what that costs by backend
-    _orders       `Order`, the classical orders, the check of a given one
     _search       searching for a cheap order, on the bare graph
-    _find_order   the graph as a search problem; the choice of an order
+    _objectives   a graph as a search problem, priced by an objective
+    _orders       `Order`, the classical orders, finding one, the check of a given one
     _sweeps       JAX's own sweeps, whole and compressed
     _native       an eliminated program as one kernel, by LLVM or Pallas
     _planning     the cheapest products of the components of a pipeline, and asking them
     _methods      the planner: what each way is expected to take, and running one
     _explain      the ways of computing a Jacobian as a table
-    _display      orders, blocks, explanations and plans for people
     _api          the public transformations
     examples      the benchmark functions of the literature
     internal      what other packages of this project use
@@ -42,10 +41,9 @@ from chainrule.elimination._api import (
 )
 from chainrule.elimination._counting import OperationCounts
 from chainrule.elimination._explain import Explanation, explain_jacobian
-from chainrule.elimination._find_order import find_order
 from chainrule.elimination._linearize import Linearization
 from chainrule.elimination._methods import Candidate
-from chainrule.elimination._orders import Order, OrderError
+from chainrule.elimination._orders import Order, OrderError, find_order
 from chainrule.elimination._planning import Plan, PlannedRequest, plan_jacobian
 from chainrule.elimination._result import StructuredJacobian
 from chainrule.elimination._rules import register_partials

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from chainrule._errors import InputError
 from chainrule._jaxpr import evaluate
 from chainrule.elimination._counting import published_counts
-from chainrule.elimination._find_order import OrderLike, choose_order
 from chainrule.elimination._graph import check_rules
 from chainrule.elimination._linearize import Linearization, linearize_traced, trace_function
 from chainrule.elimination._methods import (
@@ -27,6 +26,7 @@ from chainrule.elimination._methods import (
     run_best,
     run_method,
 )
+from chainrule.elimination._orders import OrderLike, choose_order
 from chainrule.elimination._planning import plan_and_run, why_not_planned
 from chainrule.elimination._sweeps import Outcome, sweep_untraced
 

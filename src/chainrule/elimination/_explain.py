@@ -11,7 +11,7 @@ import jax
 
 from chainrule._describe import describe_error
 from chainrule._errors import InputError
-from chainrule.elimination._display import NotedTable
+from chainrule._tables import NotedTable
 from chainrule.elimination._eliminate import Step
 from chainrule.elimination._linearize import Traced, as_examples, trace_function
 from chainrule.elimination._methods import (

@@ -28,10 +28,10 @@ from chainrule._jaxpr import (
 )
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._eliminate import Step
-from chainrule.elimination._find_order import choose_order
 from chainrule.elimination._graph import holder_of_a_callback
 from chainrule.elimination._linearize import Traced, is_being_eliminated, linearize_traced
 from chainrule.elimination._native import NativeUnavailableError, may_be_native, native_function
+from chainrule.elimination._orders import choose_order
 from chainrule.elimination._planning import (
     has_sites,
     pipeline_work,

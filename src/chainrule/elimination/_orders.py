@@ -1,33 +1,56 @@
-"""Elimination orders: an order as a value, the classical ones, and the check of one that a user gave."""
+"""Elimination orders: as values, the classical ones, and finding a cheap one.
+
+`find_order` searches for as long as the user says. `choose_order` turns what a user says about the order
+(`order="auto"`, a name, vertices, an `Order`) into steps; its searches are short and the same everywhere.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+import numbers
 import operator
 import re
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from chainrule._errors import InputError
-from chainrule._jaxpr import plain_text
+from chainrule._jaxpr import Var, plain_text
+from chainrule._lru_cache import LRUCache
+from chainrule._progress import progress_bar
+from chainrule._tables import html_table
 from chainrule.elimination._counting import (
+    count_operations,
     kept_edges,
     kept_multiplications,
     kept_product,
     kept_sum,
 )
-from chainrule.elimination._display import order_html
 from chainrule.elimination._eliminate import Algebra, Elimination, Step
 from chainrule.elimination._graph import Graph
+from chainrule.elimination._linearize import as_examples, trace_function
+from chainrule.elimination._objectives import (
+    OBJECTIVES,
+    Objective,
+    as_problem,
+    is_wide,
+    quick_order,
+    vertices_of,
+)
+from chainrule.elimination._search import Found, PartialGraph, Problem, search, split_edges
 
 COST_MODEL = 3
 """Raised whenever structures or costs change, so that stored orders are not taken for current ones."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _NUMBER = re.compile(r"(?:[-+]?\d[-+.\de]*|[-+]?nan|[-+]?inf)(?=:b?f\d+\[\])")
+
+_MOST_VERTICES = 60
+"""That a notebook shows of an order."""
 
 
 def fingerprint(graph: Graph, *, with_numbers: bool = True) -> str:
@@ -92,7 +115,23 @@ class Order:
         return len(self.vertices)
 
     def _repr_html_(self) -> str:
-        return order_html(self)
+        found = self.cost is not None
+        verdict = (
+            "optimal"
+            if self.optimal
+            else "no bound known"
+            if self.gap is None
+            else f"at most {self.gap:.1%} above the optimum"
+        )
+        shown = " ".join(map(str, self.vertices[:_MOST_VERTICES]))
+        more = len(self) - _MOST_VERTICES
+        facts = {
+            self.objective: f"{self.cost:,} ({verdict})" if found else "not counted",
+            "lower bound": "unknown" if self.bound is None else f"{self.bound:,}",
+            "found by": f"{self.method} in {self.seconds:.3g} s",
+            f"{len(self)} vertices": f"{shown} … and {more} more" if more > 0 else shown,
+        }
+        return "<strong>Order</strong>" + html_table(facts.items(), has_row_heads=True)
 
     def to_json(self) -> str:
         """The order as JSON text."""
@@ -247,3 +286,213 @@ def _list(vertices: Sequence[int]) -> str:
 
 def _more(items: Sequence[int], shown: int = 6) -> str:
     return f" and {len(items) - shown} more" if len(items) > shown else ""
+
+
+# --- Finding one.
+
+
+def find_order(
+    fun: Callable[..., Any],
+    *example_args: Any,
+    argnums: int | Sequence[int] | None = None,
+    objective: Objective = "multiplications",
+    budget_s: float = 1.0,
+    seed: int = 0,
+    progress: bool = True,
+    edges: bool = False,
+) -> Order:
+    """Search for a cheap elimination order of `fun` at arguments of the given shapes.
+
+    The result is a value: pass it as `order`, and keep it as JSON (`Order.to_json`). It is stored nowhere
+    else: `order="auto"` does not know of it.
+
+    Args:
+        fun: a function of pytrees that JAX can trace.
+        *example_args: arguments; only their shapes and dtypes matter, so `jax.ShapeDtypeStruct`s will do.
+        argnums: which of them are differentiated; all by default.
+        objective: what is made small: `"multiplications"` by the convention of the literature,
+            `"nontrivial"` ones (neither by ±1 nor of two constants), `"operations"` (nontrivial
+            multiplications and additions), `"time"` (picoseconds of products and sums by the cost model),
+            or `"memory"` (entries that products write).
+        budget_s: seconds to search; proven optima end it sooner. Interrupting keeps the best so far.
+        seed: of all random choices. The clock decides how far a search gets: give it time to spare for the
+            same order on every machine.
+        progress: show a bar with the best cost so far, on a terminal, once the search has taken two seconds.
+        edges: also eliminate single edges ahead of their vertices where that is cheaper, which can beat
+            every order of vertices. Takes up to as long again; bounds are those of vertex orders.
+
+    Returns:
+        An `Order` for the `order` argument of `jacobian` and friends.
+
+    Example:
+        >>> order = find_order(lambda x, y: x * y * x, 1.0, 2.0)
+        >>> order.cost, order.optimal
+        (2, True)
+    """
+    if argnums is None:
+        argnums = tuple(range(len(example_args)))
+    _check_search(budget_s, seed)
+    graph = trace_function(fun, argnums, as_examples(example_args), {}).graph
+    return find_order_of_graph(
+        graph, objective=objective, budget_s=budget_s, seed=seed, progress=progress, edges=edges
+    )
+
+
+def _check_search(budget_s: Any, seed: Any) -> None:
+    if not isinstance(budget_s, numbers.Real) or not float(budget_s) >= 0:
+        raise InputError(
+            f"budget_s is a number of seconds, 0 or more; found {budget_s!r}.", code="bad_budget"
+        )
+    if not isinstance(seed, numbers.Integral):
+        raise InputError(f"seed is an integer; found {seed!r}.", code="bad_seed")
+
+
+def find_order_of_graph(
+    graph: Graph,
+    *,
+    objective: Objective = "multiplications",
+    budget_s: float = 1.0,
+    seed: int = 0,
+    progress: bool = False,
+    edges: bool = False,
+) -> Order:
+    """`find_order` for a graph."""
+    if objective not in OBJECTIVES:
+        raise InputError(
+            f"There is no objective {objective!r}; it is one of {', '.join(map(repr, OBJECTIVES))}.",
+            code="unknown_objective",
+        )
+    problem, nodes = as_problem(graph, objective)
+    limit = budget_s if math.isfinite(budget_s) else None
+    with progress_bar("searching", limit, show=progress) as advance:
+
+        def report(best: Found, elapsed: float) -> None:
+            advance(elapsed, f"best {best.cost}")
+
+        found = search(
+            problem, budget_s=budget_s, seed=seed, reverse_first=is_wide(graph), on_progress=report
+        )  # fmt: skip
+    vertices = vertices_of(graph, [nodes[k] for k in found.order])
+    order = Order(
+        vertices=vertices, fingerprint=fingerprint(graph), objective=objective,
+        cost=_cost(graph, vertices, objective, found.cost), bound=found.bound,
+        method=found.method, seconds=round(found.seconds, 4),
+    )  # fmt: skip
+    if edges and not found.is_interrupted:
+        return _with_edges(graph, order, problem, nodes, found, budget_s)
+    return order
+
+
+def _with_edges(
+    graph: Graph,
+    order: Order,
+    problem: Problem,
+    nodes: Sequence[Var],
+    found: Found,
+    budget_s: float,
+) -> Order:
+    """The order with single edges where that is cheaper; as it was otherwise."""
+    start = time.perf_counter()
+    steps, cost = split_edges(PartialGraph(problem), found.order, budget_s=budget_s)
+    taken = _steps_of(graph, nodes, steps)
+    better = replace(
+        order, vertices=taken, cost=_cost(graph, taken, order.objective, cost), method="edges",
+        seconds=round(order.seconds + time.perf_counter() - start, 4),
+    )  # fmt: skip
+    return better if (better.cost or 0) < (order.cost or 0) else order
+
+
+def _steps_of(
+    graph: Graph, nodes: Sequence[Var], steps: Sequence[int | tuple[int, int]]
+) -> tuple[Step, ...]:
+    """Steps between nodes as steps between vertices."""
+    numbers: dict[Var, int] = {var: -k for k, var in enumerate(graph.inputs)}
+    numbers |= {node: v for v in graph.partials for node in graph.nodes(v)}
+    named = [
+        (numbers[nodes[step[0]]], numbers[nodes[step[1]]])
+        if isinstance(step, tuple)
+        else numbers[nodes[step]]
+        for step in steps
+    ]
+    return tuple(dict.fromkeys(named))
+
+
+def _cost(graph: Graph, vertices: Sequence[Step], objective: str, counted: int) -> int:
+    """Recounted by the counter, where it knows the objective: it does not share code with the search."""
+    if objective not in ("multiplications", "nontrivial"):
+        return counted
+    return getattr(count_operations(graph, vertices), objective)
+
+
+# --- From what a user says to steps.
+
+OrderLike = str | Sequence[Step] | Order
+"""`"auto"`, `"forward"`, `"reverse"`, `"markowitz"`, vertex numbers (pairs of them for edges), an `Order`."""
+
+_MOST_SEARCHED = 2000
+"""Larger graphs are not searched."""
+
+_searches: LRUCache[tuple[str, tuple[int, ...]], tuple[Step, ...]] = LRUCache(512)
+"""By program and required vertices: which edges there are can depend on constants, such as indices."""
+
+
+def _searched(graph: Graph) -> tuple[Step, ...]:
+    """An order with few nontrivial multiplications: the same one in every process."""
+    if not _is_worth_a_search(graph):
+        return _narrow_side_first(graph)
+    key = (fingerprint(graph), graph.required)
+    known = _searches.get(key)
+    if known is None:
+        known = quick_order(graph)
+        _searches.put(key, known)
+    return known
+
+
+def _is_worth_a_search(graph: Graph) -> bool:
+    return 2 <= len(graph.required) <= _MOST_SEARCHED
+
+
+def _narrow_side_first(graph: Graph) -> tuple[int, ...]:
+    return reverse_order(graph) if is_wide(graph) else forward_order(graph)
+
+
+_NAMED: dict[str, Callable[[Graph], tuple[Step, ...]]] = {
+    "auto": _searched,
+    "forward": forward_order,
+    "fwd": forward_order,
+    "reverse": reverse_order,
+    "rev": reverse_order,
+    "markowitz": markowitz_order,
+}
+
+
+def choose_order(graph: Graph, order: OrderLike) -> tuple[Step, ...]:
+    """The vertices in the order in which to eliminate them.
+
+    Raises:
+        OrderError: an unknown name, a sequence that does not fit the graph, or an `Order` that was found
+            for another program.
+    """
+    if isinstance(order, Order):
+        return check_order(graph, _own_vertices(graph, order))
+    if not isinstance(order, str):
+        return check_order(graph, order)
+    if order not in _NAMED:
+        raise OrderError(
+            f"There is no order called {order!r}. Named orders are {', '.join(map(repr, _NAMED))}; "
+            "otherwise pass vertex numbers or what `find_order` returns.",
+            code="unknown_order",
+        )
+    return _NAMED[order](graph)
+
+
+def _own_vertices(graph: Graph, order: Order) -> tuple[Step, ...]:
+    own = fingerprint(graph)
+    if order.fingerprint != own:
+        raise OrderError(
+            f"The order was found for the program {order.fingerprint[:12]}…, but this function, at "
+            f"these shapes and argnums, is {own[:12]}…. Call `find_order` with this function and "
+            "arguments, or pass `order.vertices` if you know that the equations are the same.",
+            code="order_of_another_program",
+        )
+    return order.vertices

@@ -11,8 +11,8 @@ import numpy as np
 
 from chainrule._errors import InputError
 from chainrule._registry import provided
+from chainrule._tables import html_table
 from chainrule.elimination._blocks import Block, common_dtype, dense, multiply, scaled
-from chainrule.elimination._display import jacobian_html
 from chainrule.elimination._structure import (
     Structure,
     dense_term,
@@ -22,6 +22,9 @@ from chainrule.elimination._structure import (
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import BCOO
+
+_MOST_ENTRIES = 1_000_000
+"""Of a block that is drawn."""
 
 
 @jax.tree_util.register_pytree_node_class
@@ -84,7 +87,17 @@ class StructuredJacobian:
         )
 
     def _repr_html_(self) -> str:
-        return jacobian_html(self)
+        total = math.prod(self.shape)
+        share = f" ({self.nse / total:.2%})" if total else ""
+        facts = {
+            "output ← input": f"{list(self.out_shape)} ← {list(self.in_shape)}",
+            "dtype": self.dtype.name,
+            "entries": f"{self.nse:,} of {total:,}{share}",
+            "structure": self.structure.kind,
+        }
+        picture = provided("spy_picture")(self).svg() if self.nse <= _MOST_ENTRIES else ""
+        table = html_table(facts.items(), has_row_heads=True)
+        return f"<strong>StructuredJacobian</strong>{table}{picture}"
 
     def todense(self) -> jax.Array:
         """The block as one array of shape `out_shape + in_shape`."""

@@ -15,9 +15,9 @@ work_of_program     the same by kind: arithmetic, transcendental functions, cont
 
 from chainrule.elimination._counting import count_operations
 from chainrule.elimination._eliminate import STRUCTURES, Elimination, Step
-from chainrule.elimination._find_order import OrderLike, choose_order
 from chainrule.elimination._graph import Edges, Graph
 from chainrule.elimination._linearize import trace_function
+from chainrule.elimination._orders import OrderLike, choose_order
 from chainrule.elimination._work import program_work, work_of_program
 
 __all__ = [

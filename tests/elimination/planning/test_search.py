@@ -9,7 +9,6 @@ import pytest
 
 from chainrule._errors import CapabilityError
 from chainrule.elimination._cuts import as_set, members, minimal_cut, reached
-from chainrule.elimination._planning._chain import plan_chain
 from chainrule.elimination._planning._network import Network, SiteNodes
 from chainrule.elimination._planning._prices import SitePrices
 from chainrule.elimination._planning._search import (
@@ -19,6 +18,7 @@ from chainrule.elimination._planning._search import (
     alternatives,
     find_steps,
     find_steps_within,
+    plan_chain,
     sweeps,
 )
 

@@ -5,8 +5,7 @@ multiplications saves little time there. Here the program becomes scalars, and t
 `jit` and `vmap`, with the XLA program as the fallback and as the derivative. Kernels for a CPU need llvmlite
 (`chainrule[native]`); they are compiled in memory, and nothing is written to disk.
 
-    _scalars      a graph of scalar operations
-    _scalarise    from a program over small arrays to its scalars: one rule per primitive
+    _scalars      a graph of scalar operations, and from a program to it: one rule per primitive
     _lower        from scalars to one LLVM function whose lanes are batch elements
     _cpu          the function as XLA calls it, compiled for this processor
     _gpu          from scalars to one GPU kernel, by Pallas

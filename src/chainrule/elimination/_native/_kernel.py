@@ -15,8 +15,12 @@ import numpy as np
 from chainrule._jaxpr import ClosedJaxpr, evaluate
 from chainrule._jaxpr._meshes import divided_over_batch, varies
 from chainrule.elimination._native._gpu import batched_kernel
-from chainrule.elimination._native._scalarise import has_scalar_form, scalarise
-from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
+from chainrule.elimination._native._scalars import (
+    NativeUnavailableError,
+    ScalarProgram,
+    has_scalar_form,
+    scalarise,
+)
 
 if TYPE_CHECKING:
     from chainrule.elimination._native._cpu import CompiledModule

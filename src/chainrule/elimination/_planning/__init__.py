@@ -6,9 +6,8 @@ fewest and cheapest products is made first, from shapes alone, and then executed
 
     _prices     what products with the Jacobian of a site cost, and where the prices come from
     _network    a pipeline as arrays, sites and edges, without values; minimal cuts
-    _chain      the exact recurrence for sites in series
-    _search     the steps for any graph: best-first search with a bound, beam search beyond; within a limit
-                on what sites keep
+    _search     the steps: an exact recurrence for sites in series; for other graphs best-first search with a
+                bound, beam search beyond; within a limit on what sites keep
     _colouring  sites with sparse Jacobians: few products give all of it
     _sites      from the graph of a traced function to its sites and network
     _schedule   which steps wait for which, and the time that several workers take

@@ -17,7 +17,7 @@ from chainrule._describe import describe_array
 from chainrule._errors import CapabilityError, InputError
 from chainrule._jaxpr import locate
 from chainrule._registry import provided
-from chainrule.elimination._display import NotedTable
+from chainrule._tables import NotedTable
 from chainrule.elimination._graph import Graph, holder_of_a_callback
 from chainrule.elimination._linearize import (
     Traced,
