@@ -14,7 +14,12 @@ from chainrule._errors import InputError
 from chainrule._jaxpr import evaluate
 from chainrule.elimination._counting import published_counts
 from chainrule.elimination._graph import check_rules
-from chainrule.elimination._linearize import Linearization, linearize_traced, trace_function
+from chainrule.elimination._linearize import (
+    Linearization,
+    Traced,
+    linearize_traced,
+    trace_function,
+)
 from chainrule.elimination._methods import (
     Backend,
     Method,
@@ -207,7 +212,7 @@ def _compute(
     traced = trace_function(
         fun, argnums, args, kwargs, has_aux=settings.has_aux, needs_graph=eliminates
     )
-    if settings.may_be_planned and why_not_planned(traced) is None:
+    if settings.may_be_planned and _is_planned(traced):
         return plan_and_run(traced, sparse=settings.sparse)
     if not eliminates:
         return run_method(traced, (), settings.method, "xla", wants_value=settings.wants_value)
@@ -234,12 +239,16 @@ def _compute_in_the_best_way(
     has_aux = settings.has_aux
     try:
         traced = trace_function(fun, argnums, args, kwargs, has_aux=has_aux, needs_graph=False)
-        if why_not_planned(traced) is None:
+        if _is_planned(traced):
             return plan_and_run(traced, sparse=False)
         ways = list_ways(traced, compiled=is_being_compiled(traced))
         return run_best(traced, ways, wants_value=settings.wants_value)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
         return sweep_untraced(fun, argnums, args, kwargs, error, has_aux=has_aux)
+
+
+def _is_planned(traced: Traced) -> bool:
+    return bool(traced.graph.sites) and why_not_planned(traced) is None
 
 
 def hessian(

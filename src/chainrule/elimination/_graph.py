@@ -24,6 +24,7 @@ from chainrule._jaxpr import (
     ClosedJaxpr,
     JaxprEqn,
     Literal,
+    OutsideCall,
     Var,
     bind_equation,
     equations_inside,
@@ -98,6 +99,11 @@ class Graph:
         """Whether it cuts paths by values, as `jnp.where` does; see `_blocks`."""
         return any(self.equation(vertex).primitive.name in _SELECTING for vertex in self.partials)
 
+    @cached_property
+    def sites(self) -> tuple[int, ...]:
+        """The vertices that call components which are not inlined, themselves or inside."""
+        return tuple(v for v in self.partials if component_calls(self.equation(v)))
+
     @property
     def rows(self) -> int:
         """The number of rows of the Jacobian: elements of the targets."""
@@ -136,6 +142,12 @@ class Graph:
                 source = eqn.invars[operand]
                 row[source] = add(row[source], block) if source in row else block
         return edges
+
+
+def component_calls(eqn: JaxprEqn) -> list[OutsideCall]:
+    """The calls of components of an equation, itself or inside."""
+    calls = (outside_call_of(each) for each in (eqn, *equations_inside(eqn)))
+    return [call for call in calls if call is not None and call.name is not None]
 
 
 def build_graph(program: ClosedJaxpr, inputs: Sequence[int], n_targets: int | None = None) -> Graph:

@@ -33,7 +33,6 @@ from chainrule.elimination._linearize import Traced, is_being_eliminated, linear
 from chainrule.elimination._native import NativeUnavailableError, may_be_native, native_function
 from chainrule.elimination._orders import choose_order
 from chainrule.elimination._planning import (
-    has_sites,
     pipeline_work,
     plan_and_run,
     why_not_planned,
@@ -94,7 +93,8 @@ class Candidate:
         estimated_s: expected seconds of a compiled call.
         operations: scalar operations, per batch element.
         entries: numbers held at once, per batch element.
-        multiplications: of the elimination, by the convention of the literature; else `None`.
+        multiplications: of the elimination, by the convention of the literature; `None` for other methods,
+            and where every way is not priced.
         sweeps: products with the Jacobian or its transpose; `None` for elimination.
         seconds: measured time of a compiled call; `None` when not measured.
         setup_s: measured time of tracing and compiling; `None` when not measured.
@@ -202,10 +202,12 @@ class _Planner:
 
     def plan_products(self) -> None:
         """The cheapest products of the components of a pipeline."""
+        if not self._graph.sites:
+            return
         reason = why_not_planned(self._traced)
         if reason is None:
             self._add(self._offer.candidate("planned", pipeline_work(self._traced)))
-        elif has_sites(self._graph):
+        else:
             self.left_out["planned"] = reason
 
     def sweep(self) -> None:
@@ -240,13 +242,15 @@ class _Planner:
         try:
             self.order = choose_order(self._graph, "auto")
             eliminated = elimination_work(self._graph, self.order)
-            muls = count_operations(self._graph, self.order).multiplications
+            # Only a table shows the count, no estimate needs it.
+            counted = count_operations(self._graph, self.order) if self._thorough else None
         except Exception as error:
             if not self.candidates:
                 raise
             _warn(error, "An elimination could not be planned, one of JAX's sweeps is used")
             self.left_out["elimination"] = f"it could not be planned: {describe_error(error)}"
             return
+        muls = None if counted is None else counted.multiplications
         self._add(self._offer.candidate("elimination", eliminated, multiplications=muls))
         if self._compiled and _fits_a_kernel(self._traced, eliminated):
             self._add(

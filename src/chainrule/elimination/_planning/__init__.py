@@ -24,12 +24,10 @@ from chainrule.elimination._planning._plan import (
     plan_jacobian,
     why_not_planned,
 )
-from chainrule.elimination._planning._sites import has_sites
 
 __all__ = [
     "Plan",
     "PlannedRequest",
-    "has_sites",
     "make_plan",
     "pipeline_work",
     "plan_and_run",

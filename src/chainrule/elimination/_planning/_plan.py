@@ -44,8 +44,6 @@ from chainrule.elimination._planning._sites import (
     Pipeline,
     find_pipeline,
     has_complex_site,
-    has_site,
-    has_sites,
 )
 from chainrule.elimination._sweeps import Outcome
 from chainrule.elimination._work import Work, partials_work
@@ -365,7 +363,7 @@ def why_not_planned(traced: Traced) -> str | None:
     """What keeps a function from being planned; `None` if nothing does."""
     if traced.obstacle is not None:
         return f"its graph could not be built: {traced.obstacle}"
-    if not has_sites(traced.graph):
+    if not traced.graph.sites:
         return (
             "it calls no component, or only such as are inlined or do not depend on what is differentiated; "
             "`jacobian` without `method` needs no plan"
@@ -408,7 +406,7 @@ _MANY_ENTRIES = 1e8
 def _why_too_large(graph: Graph) -> str | None:
     for vertex, local in graph.partials.items():
         stored = max((each.stored for each in local.structures.values()), default=0)
-        if stored > _MANY_ENTRIES and not has_site(graph, vertex):
+        if stored > _MANY_ENTRIES and vertex not in graph.sites:
             return f"the local Jacobian of {graph.describe(vertex)} has {stored:,} entries"
     return None
 

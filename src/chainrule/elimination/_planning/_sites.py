@@ -22,11 +22,10 @@ from chainrule._jaxpr import (
     Products,
     Var,
     as_function,
-    equations_inside,
     locate,
     outside_call_of,
 )
-from chainrule.elimination._graph import Edges, Graph
+from chainrule.elimination._graph import Edges, Graph, component_calls
 from chainrule.elimination._planning._colouring import Compression, compress
 from chainrule.elimination._planning._network import Network, SiteNodes
 from chainrule.elimination._planning._prices import (
@@ -141,11 +140,6 @@ def _without_sites(graph: Graph, sites: Sequence[Site]) -> Graph:
     return replace(graph, partials=kept)
 
 
-def has_sites(graph: Graph) -> bool:
-    """Whether a function calls components that are not inlined, between its inputs and its targets."""
-    return any(has_site(graph, vertex) for vertex in graph.partials)
-
-
 def has_complex_site(graph: Graph) -> bool:
     """Whether a site that JAX differentiates, a loop for example, reads or computes complex numbers."""
     return any(
@@ -153,11 +147,6 @@ def has_complex_site(graph: Graph) -> bool:
         for site in _find_sites(graph)
         for var in (*site.operand_variables, *site.result_variables)
     )
-
-
-def has_site(graph: Graph, vertex: int) -> bool:
-    """Whether a vertex of a graph calls components, itself or inside."""
-    return bool(_calls(graph.equation(vertex)))
 
 
 def find_pipeline(
@@ -196,18 +185,10 @@ def residual_bytes(site: Site) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
 
 
-def _calls(eqn: JaxprEqn) -> list[OutsideCall]:
-    """The calls of components of an equation, itself or inside."""
-    calls = (outside_call_of(each) for each in (eqn, *equations_inside(eqn)))
-    return [call for call in calls if call is not None and call.name is not None]
-
-
 def _find_sites(graph: Graph) -> Iterator[Site]:
-    for vertex, local in graph.partials.items():
-        eqn = graph.equation(vertex)
-        calls = _calls(eqn)
-        if not calls:
-            continue
+    for vertex in graph.sites:
+        local, eqn = graph.partials[vertex], graph.equation(vertex)
+        calls = component_calls(eqn)
         call = outside_call_of(eqn)
         products = None if call is None else call.products
         operands = {operand for _, operand in local.structures}
