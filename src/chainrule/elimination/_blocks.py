@@ -5,7 +5,7 @@ slice, multiply, add or sum is in the plans (`_arithmetic`), which depend on str
 once. In three parts: reading and writing arrays at the positions that axes describe (`read`, `spread`); the
 values of terms (`multiplied`, `merged`); whole blocks (`multiply`, `add`, `dense`).
 
-A value is an array, or a `Cut`: an array some of whose entries are on paths that a selection cuts.
+A value is an array, or a `PartlyCut`: an array some of whose entries are on paths that a selection cuts.
 
 Why a cut is more than a zero
     The Jacobian is a sum over paths, ∂z/∂x = Σ_paths Π c_i, of products of local partials. On a path through
@@ -24,9 +24,9 @@ Why a cut is more than a zero
     A zero that was computed is not Z: sqrt(x²) at 0 has the derivative 0·inf = NaN here as in JAX.
 
 How a cut is stored
-    `Cut.entries` is 0 where an entry is Z, so that sums need nothing special. `Cut.kept` is the conjunction
-    of some conditions. A condition is stored along the axes on which it depends only: the mask of a layer
-    does not depend on what the layer's output is multiplied with. That keeps contractions cheap, see
+    `PartlyCut.entries` is 0 where an entry is Z, so that sums need nothing special. `PartlyCut.kept` is the
+    conjunction of some conditions. A condition is stored only along the axes on which it depends: the mask of
+    a layer does not depend on what the layer's output is multiplied with. That keeps contractions cheap, see
     `_contracted`.
 """
 
@@ -193,7 +193,7 @@ def _scatter(
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Cut:
+class PartlyCut:
     """Entries of which some are cut.
 
     Attributes:
@@ -205,23 +205,25 @@ class Cut:
     entries: Any
     kept: tuple[Any, ...]
 
-    def transpose(self, order: Sequence[int]) -> Cut:
+    def transpose(self, order: Sequence[int]) -> PartlyCut:
         """The same with its axes in another order."""
-        return Cut(self.entries.transpose(order), tuple(k.transpose(order) for k in self.kept))
+        return PartlyCut(
+            self.entries.transpose(order), tuple(k.transpose(order) for k in self.kept)
+        )
 
 
 Value = Any
-"""An array, a `Cut`, or `None` for a term without a value."""
+"""An array, a `PartlyCut`, or `None` for a term without a value."""
 
 
-def where_nonzero(entries: Any) -> Cut:
+def where_nonzero(entries: Any) -> PartlyCut:
     """The partial of a selection, from entries that are 0 exactly where something else is chosen."""
-    return Cut(entries, (entries != 0,))
+    return PartlyCut(entries, (entries != 0,))
 
 
 def entries_of(value: Value) -> Any:
     """The numbers, with zeros for what is cut."""
-    return value.entries if isinstance(value, Cut) else value
+    return value.entries if isinstance(value, PartlyCut) else value
 
 
 def common_dtype(*dtypes: Any) -> Any:
@@ -281,7 +283,7 @@ def _read_factor(value: Value, axes: Sequence[Any], plan: ProductPlan) -> _Facto
     """The entries that the iterations of a plan read."""
     entries = _Laid(*read(entries_of(value), axes, plan.sizes))
     conditions = []
-    for condition in value.kept if isinstance(value, Cut) else ():
+    for condition in value.kept if isinstance(value, PartlyCut) else ():
         # Stored axes have at least two places, so length 1 means that the condition does not depend.
         varying = [d for d, length in enumerate(condition.shape) if length > 1]
         condition = condition.reshape([condition.shape[d] for d in varying])
@@ -358,7 +360,7 @@ def _arranged(side: _Factor, variables: Sequence[int]) -> Value:
         alike.setdefault(frozenset(condition.variables), []).append(condition)
     kept = (_aligned(_all_of(group), variables) for group in alike.values())
     ones = (1,) * len(variables)
-    return Cut(entries, tuple(k if k.ndim else k.reshape(ones) for k in kept))
+    return PartlyCut(entries, tuple(k if k.ndim else k.reshape(ones) for k in kept))
 
 
 def _outer(left: _Factor, right: _Factor, variables: Sequence[int]) -> _Factor:
@@ -480,14 +482,14 @@ def merged(merge: Merge, terms: Sequence[Term], values: Sequence[Value]) -> Valu
         _placed(merge, k, terms[k], scaled(numbers[k], terms[k].coefficient, dtype))
         for k in merge.sources
     )
-    are_cut = [isinstance(values[k], Cut) for k in merge.sources]
+    are_cut = [isinstance(values[k], PartlyCut) for k in merge.sources]
     # Side by side, places that no source reaches are cut, too. Without a selection that does not pay.
     if not any(are_cut) or not (all(are_cut) or merge.spreads):
         return entries
     count = _total(
         _placed(merge, k, terms[k], kept_as_numbers(values[k], dtype)) for k in merge.sources
     )
-    return Cut(entries, (count > 0,))
+    return PartlyCut(entries, (count > 0,))
 
 
 def _total(parts: Iterable[Any]) -> Any:
@@ -499,7 +501,7 @@ def _total(parts: Iterable[Any]) -> Any:
 
 def kept_as_numbers(value: Value, dtype: Any) -> Any:
     """1 where an entry is not cut, else 0; a scalar where nothing is."""
-    if not isinstance(value, Cut):
+    if not isinstance(value, PartlyCut):
         return jnp.ones(() if value is None else value.shape, dtype)
     ones = jnp.ones(value.entries.shape, dtype)
     for condition in value.kept:

@@ -34,7 +34,13 @@ from chainrule._jaxpr import (
     subprograms,
 )
 from chainrule.elimination._blocks import sum_structure
-from chainrule.elimination._rules import LocalJacobian, Site, has_rule, local_jacobian, real_size
+from chainrule.elimination._rules import (
+    Equation,
+    LocalJacobian,
+    has_rule,
+    local_jacobian,
+    real_size,
+)
 from chainrule.elimination._structure import Structure
 
 _log = logging.getLogger(__name__)
@@ -177,11 +183,11 @@ def build_graph(program: ClosedJaxpr, inputs: Sequence[int], n_targets: int | No
         has_use = any(v in useful and _is_inexact(v) for v in eqn.outvars)
         if not has_use or not any(wanted):
             continue
-        site = Site(eqn, known.reader(eqn), wanted)
-        partials[vertex] = _partials(site)
+        equation = Equation(eqn, known.reader(eqn), wanted)
+        partials[vertex] = _partials(equation)
         reached = (eqn.outvars[result] for result, _ in partials[vertex].structures)
         active.update(filter(_is_inexact, reached))
-        if not has_rule(site):
+        if not has_rule(equation):
             without_rule.append(vertex)
             _warn_of_dense_partials(eqn, partials[vertex])
     partials = _pruned(program, targets, partials)
@@ -189,14 +195,15 @@ def build_graph(program: ClosedJaxpr, inputs: Sequence[int], n_targets: int | No
     return Graph(program, chosen, targets, partials, kept_without_rule)
 
 
-def _partials(site: Site) -> LocalJacobian:
+def _partials(equation: Equation) -> LocalJacobian:
     try:
-        return local_jacobian(site)
+        return local_jacobian(equation)
     except ChainruleError:
         raise
     except Exception as error:
         # Rules run derivative rules of users and of other packages' primitives, which may raise anything.
-        name, where = site.eqn.primitive.name, locate(site.eqn) or "an unknown line"
+        name = equation.eqn.primitive.name
+        where = locate(equation.eqn) or "an unknown line"
         raise CapabilityError(
             f"The partials of {name!r} at {where} could not be found ({describe_error(error)}). "
             "Use method='auto', 'jacrev' or 'jacfwd', or give its partials with `register_partials`.",
@@ -225,7 +232,7 @@ def whole_graph(graph: Graph) -> Graph:
     for vertex, eqn in enumerate(graph.program.jaxpr.eqns, start=1):
         wanted = tuple(_is_active(atom, inexact) for atom in eqn.invars)
         if any(wanted) and any(var in inexact for var in eqn.outvars):
-            partials[vertex] = local_jacobian(Site(eqn, known.reader(eqn), wanted))
+            partials[vertex] = local_jacobian(Equation(eqn, known.reader(eqn), wanted))
     return replace(graph, partials=partials)
 
 

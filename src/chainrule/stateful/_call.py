@@ -11,7 +11,7 @@ their flat values, hand it to a JAX transformation, commit what was written.
                      JAX has to treat the values (mapped, differentiated, carried, …). `jit`, which
                      replays, has its own (`_jit`)
     Transformation   what all of them are to a user: a callable object around a function
-    Traced           those that trace anew each time: a function of a `Call` says what each of them does
+    Retracing        those that trace anew each time: a function of a `Call` says what each of them does
 
 A *slot* is a position in the flat values: first the parameters, then the plain arrays among the keyword
 arguments.
@@ -369,7 +369,7 @@ class Transformation:
         return f"{type(self).__name__}({name_of(self._fun)})"
 
 
-class Traced(Transformation):
+class Retracing(Transformation):
     """A transformation that traces anew at each call.
 
     Args:

@@ -20,7 +20,7 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from chainrule._errors import DefinitionError
 from chainrule.stateful._call import (
     Call,
-    Traced,
+    Retracing,
     Transformation,
     decorator,
     keyword_of,
@@ -192,7 +192,7 @@ def _make(transform: Callable[..., Any], summary: str, example: str = "") -> Any
         **jax_options: Any,
     ) -> Any:
         return decorator(
-            Traced, fun, name=transform.__name__, run=_derivative, transform=transform, argnums=argnums,
+            Retracing, fun, name=transform.__name__, run=_derivative, transform=transform, argnums=argnums,
             has_aux=has_aux, kwargs_mask=kwargs_mask, **jax_options,
         )  # fmt: skip
 
@@ -561,6 +561,6 @@ def checkpoint(
         static_argnums: as in `jax.checkpoint`; positions count the positional arguments.
     """
     return decorator(
-        Traced, fun, name="checkpoint", run=_checkpoint, prevent_cse=prevent_cse, policy=policy,
+        Retracing, fun, name="checkpoint", run=_checkpoint, prevent_cse=prevent_cse, policy=policy,
         static_argnums=static_argnums,
     )  # fmt: skip

@@ -167,7 +167,7 @@ class Program:
         def flat(objects: _Objects, kept: list[Any], donated: list[Any], *args: Any) -> Any:
             given = [*kept, *donated]
             values = [given[place] for place in order]
-            # Traced already, when the slots were looked for.
+            # Retracing already, when the slots were looked for.
             result, written, notes = self.call(objects, values, *args)
             new = dict(zip(slots, donated, strict=True)) | dict(
                 zip(notes.slots, written, strict=True)
@@ -367,26 +367,26 @@ class _NestedBinding:
     A plain `jax.*` function has no frame; what would put its tracer into a parameter is refused.
     """
 
-    __slots__ = ("_plan", "call", "objects", "program")
+    __slots__ = ("_inventory", "call", "objects", "program")
 
     def __init__(self, inventory: Inventory, program: Program, objects: _Objects) -> None:
-        self._plan = inventory
+        self._inventory = inventory
         self.program = program
         self.call = program.call
         self.objects = objects
 
     def inputs(self, kwargs: Mapping[str, Any]) -> tuple[list[Any], ...]:
-        return (self._plan.read(kwargs),)
+        return (self._inventory.read(kwargs),)
 
     def store(self, new: list[Any], notes: _Notes) -> None:
-        params, statics = self._plan.params, self._plan.statics
+        params, statics = self._inventory.params, self._inventory.statics
         for place in self.program.reads or ():
             statics[place].get()  # what the program depends on, the function around it depends on
         write_all(zip((params[slot] for slot in notes.slots), new, strict=True))
 
     def finish(self, notes: _Notes, result: Any) -> Any:
-        self._plan.commit_statics(notes.static_writes)
-        return self._plan.attach(result) if notes.returns_live else result
+        self._inventory.commit_statics(notes.static_writes)
+        return self._inventory.attach(result) if notes.returns_live else result
 
 
 class Lowered:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from chainrule.stateful._call import Call, Traced, decorator
+from chainrule.stateful._call import Call, Retracing, decorator
 from chainrule.stateful._errors import TrackingError
 from chainrule.stateful._masks import resolve_mask
 from chainrule.stateful._random import RKGState
@@ -159,7 +159,7 @@ def vmap(
         [0.0, 1.0, 2.0]
     """
     return decorator(
-        Traced, fun, name="vmap", run=_vmap, kwargs_mask=kwargs_mask, in_axes=in_axes, out_axes=out_axes,
+        Retracing, fun, name="vmap", run=_vmap, kwargs_mask=kwargs_mask, in_axes=in_axes, out_axes=out_axes,
         axis_name=axis_name, axis_size=axis_size, spmd_axis_name=spmd_axis_name,
     )  # fmt: skip
 
@@ -212,6 +212,6 @@ def shard_map(
     Random generators that are replicated give every shard its own keys.
     """
     return decorator(
-        Traced, f, name="shard_map", run=_shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs,
+        Retracing, f, name="shard_map", run=_shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs,
         kwargs_mask=kwargs_mask, check_vma=check_vma,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from chainrule.stateful._call import Call, Traced, decorator
+from chainrule.stateful._call import Call, Retracing, decorator
 from chainrule.stateful._masks import TRAINABLE, resolve_mask
 
 
@@ -64,7 +64,7 @@ def precision(
         'float32'
     """
     return decorator(
-        Traced, fun, name="precision", run=_precision, compute=jnp.dtype(compute),
+        Retracing, fun, name="precision", run=_precision, compute=jnp.dtype(compute),
         output=None if output is None else jnp.dtype(output), kwargs_mask=kwargs_mask,
     )  # fmt: skip
 

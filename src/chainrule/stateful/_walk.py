@@ -1,7 +1,7 @@
 """One walk over a tree of nodes: which parameters it holds, where, and what its structure is.
 
 The walk visits every node once (by identity), the attributes of modules in alphabetical order, and names
-places in the path grammar of `chainrule._trees`: `model.layers.[0].weight`. The first path of a shared
+places in the path grammar of `chainrule._paths`: `model.layers.[0].weight`. The first path of a shared
 parameter is its name; the others are its aliases.
 """
 

@@ -3,7 +3,7 @@
 `local_jacobian` looks a rule up by the primitive's name. For a primitive without a rule, `_fallback` asks JAX
 for the partials of that one equation. No edge is ever dropped.
 
-    _site           an equation and what a rule gives for it; complex numbers as pairs of real ones
+    _equation       an equation and what a rule gives for it; complex numbers as pairs of real ones
     _elementwise    diagonals: arithmetic and functions of one or two operands, selections
     _moving         blocks that only move entries: slices, reshapes, transposes, gathers, scatters
     _sums           sums, contractions and other reductions
@@ -16,11 +16,10 @@ for the partials of that one equation. No edge is ever dropped.
 
 from __future__ import annotations
 
-from chainrule.elimination._rules._linear import traced_rule
-from chainrule.elimination._rules._site import (
+from chainrule.elimination._rules._equation import (
+    Equation,
     LocalJacobian,
     Rule,
-    Site,
     as_real,
     complex_dtype,
     is_complex,
@@ -28,12 +27,13 @@ from chainrule.elimination._rules._site import (
     real_size,
     term_structure,
 )
+from chainrule.elimination._rules._linear import traced_rule
 from chainrule.elimination._rules._table import has_rule, local_jacobian, register_partials
 
 __all__ = [
+    "Equation",
     "LocalJacobian",
     "Rule",
-    "Site",
     "as_real",
     "complex_dtype",
     "has_rule",

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from chainrule._jaxpr import bind_equation
-from chainrule.elimination._blocks import Cut
-from chainrule.elimination._rules._site import (
+from chainrule.elimination._blocks import PartlyCut
+from chainrule.elimination._rules._equation import (
     NOTHING,
     Edge,
+    Equation,
     LocalJacobian,
     Rule,
-    Site,
     constant,
     selecting,
     term_structure,
@@ -123,11 +123,11 @@ def diagonal_structure(
 
 
 def _elementwise(partials: Sequence[Partial]) -> Rule:
-    def rule(site: Site) -> LocalJacobian:
+    def rule(equation: Equation) -> LocalJacobian:
         structures: dict[Edge, Structure] = {}
         functions: dict[Edge, Callable[..., Any]] = {}
-        for position in site.wanted_operands:
-            structure, function = _edge(site, position, partials[position])
+        for position in equation.wanted_operands:
+            structure, function = _edge(equation, position, partials[position])
             if structure is None:
                 continue
             structures[0, position] = structure
@@ -139,15 +139,15 @@ def _elementwise(partials: Sequence[Partial]) -> Rule:
 
 
 def _edge(
-    site: Site, position: int, partial: Partial
+    equation: Equation, position: int, partial: Partial
 ) -> tuple[Structure | None, Callable[..., Any] | None]:
     """The structure of one partial, and how to compute its value if it has one."""
-    shapes = site.result_shape(), site.operand_shape(position)
+    shapes = equation.result_shape(), equation.operand_shape(position)
     if isinstance(partial, Factor):
-        number = _static(site, partial)
+        number = _static(equation, partial)
         if number is None:
             operand, function = partial.operand, partial.function
-            structure = diagonal_structure(*shapes, stored=long_axes(site, operand))
+            structure = diagonal_structure(*shapes, stored=long_axes(equation, operand))
             return structure, lambda *values: function(values[operand])
         partial = number
     if isinstance(partial, float):
@@ -155,16 +155,16 @@ def _edge(
     return diagonal_structure(*shapes, stored=range(len(shapes[0]))), partial
 
 
-def long_axes(site: Site, position: int) -> tuple[int, ...]:
+def long_axes(equation: Equation, position: int) -> tuple[int, ...]:
     """The result's axes along which an operand is not broadcast."""
-    shape = site.operand_shape(position)
-    missing = len(site.result_shape()) - len(shape)
+    shape = equation.operand_shape(position)
+    missing = len(equation.result_shape()) - len(shape)
     return tuple(axis + missing for axis, length in enumerate(shape) if length > 1)
 
 
-def _static(site: Site, factor: Factor) -> float | None:
+def _static(equation: Equation, factor: Factor) -> float | None:
     """The factor as a number, if its operand is known and the number is an ordinary one."""
-    known = site.known_scalar(factor.operand)
+    known = equation.known_scalar(factor.operand)
     if known is None or known == 0 or not math.isfinite(known):
         return None
     return float(factor.function(known))
@@ -192,14 +192,14 @@ def _shaped(value: Any, structure: Structure) -> Any:
     return value.reshape(term.stored_shape)
 
 
-def _by_jvp(site: Site) -> LocalJacobian:
+def _by_jvp(equation: Equation) -> LocalJacobian:
     def derivative(position: int) -> Callable[..., Any]:
         def function(*values: Any) -> Any:
             operands = list(values[:-1])
 
             def alone(x: Any) -> Any:
                 return bind_equation(
-                    site.eqn, [*operands[:position], x, *operands[position + 1 :]]
+                    equation.eqn, [*operands[:position], x, *operands[position + 1 :]]
                 )[0]
 
             primal = jnp.asarray(operands[position])
@@ -207,29 +207,29 @@ def _by_jvp(site: Site) -> LocalJacobian:
 
         return function
 
-    return _elementwise([derivative(k) for k in range(len(site.eqn.invars))])(site)
+    return _elementwise([derivative(k) for k in range(len(equation.eqn.invars))])(equation)
 
 
-def _integer_pow(site: Site) -> LocalJacobian:
-    exponent = site.eqn.params["y"]
+def _integer_pow(equation: Equation) -> LocalJacobian:
+    exponent = equation.eqn.params["y"]
     if exponent == 0:
         return NOTHING
     if exponent == 1:
-        return _elementwise([1.0])(site)
+        return _elementwise([1.0])(equation)
     power = exponent - 1
     return _elementwise([lambda x, z: exponent * (x if power == 1 else lax.integer_pow(x, power))])(
-        site
+        equation
     )
 
 
-def _select(site: Site) -> LocalJacobian:
+def _select(equation: Equation) -> LocalJacobian:
     """`select_n(which, *cases)`: the partial of a case is 1 where it is chosen, and cut elsewhere."""
-    varying = long_axes(site, 0)
+    varying = long_axes(equation, 0)
     structures = {
         (0, k): structure
-        for k in site.wanted_operands
+        for k in equation.wanted_operands
         if (structure := diagonal_structure(
-            site.result_shape(), site.operand_shape(k), stored=varying
+            equation.result_shape(), equation.operand_shape(k), stored=varying
         )) is not None
     }  # fmt: skip
 
@@ -238,7 +238,7 @@ def _select(site: Site) -> LocalJacobian:
         values = {}
         for edge, structure in structures.items():
             chosen = _shaped(_is_chosen(which, edge[1] - 1), structure)
-            values[edge] = (Cut(chosen.astype(dtype), (chosen,)),)
+            values[edge] = (PartlyCut(chosen.astype(dtype), (chosen,)),)
         return values
 
     return LocalJacobian(structures, evaluate)
@@ -250,19 +250,19 @@ def _is_chosen(which: Any, case: int) -> Any:
     return which if case else ~which
 
 
-def _extremum(site: Site) -> LocalJacobian:
+def _extremum(equation: Equation) -> LocalJacobian:
     """`max` and `min`: the operand that is not taken is cut (JAX multiplies by 0)."""
     shares = (lambda x, y, z: _share(x, y, z), lambda x, y, z: _share(y, x, z))
-    return selecting(_elementwise(shares)(site))
+    return selecting(_elementwise(shares)(equation))
 
 
-def _clamp(site: Site) -> LocalJacobian:
-    return selecting(_by_jvp(site))
+def _clamp(equation: Equation) -> LocalJacobian:
+    return selecting(_by_jvp(equation))
 
 
-def _convert(site: Site) -> LocalJacobian:
+def _convert(equation: Equation) -> LocalJacobian:
     structure = diagonal_structure(
-        site.result_shape(), site.operand_shape(0), stored=None, index_map=True
+        equation.result_shape(), equation.operand_shape(0), stored=None, index_map=True
     )
     return NOTHING if structure is None else constant({(0, 0): structure})
 
@@ -271,7 +271,7 @@ ELEMENTWISE_RULES: dict[str, Rule] = {
     **{name: _elementwise([partial]) for name, partial in UNARY.items()},
     **{name: _elementwise(partials) for name, partials in BINARY.items()},
     **dict.fromkeys(BY_JVP, _by_jvp),
-    **dict.fromkeys(WITHOUT_DERIVATIVE, lambda site: NOTHING),
+    **dict.fromkeys(WITHOUT_DERIVATIVE, lambda equation: NOTHING),
     "integer_pow": _integer_pow,
     "select_n": _select,
     "max": _extremum,

@@ -21,36 +21,40 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._jaxpr import JaxprEqn, as_function
-from chainrule.elimination._rules._linear import why_no_matrix
-from chainrule.elimination._rules._site import (
+from chainrule.elimination._rules._equation import (
     Edge,
+    Equation,
     LocalJacobian,
-    Site,
     as_real,
     is_complex,
     real_shape,
     selecting,
     term_structure,
 )
+from chainrule.elimination._rules._linear import why_no_matrix
 from chainrule.elimination._structure import Axis, Structure
 
 
-def fallback(site: Site) -> LocalJacobian:
+def fallback(equation: Equation) -> LocalJacobian:
     """Dense partials, diagonal along the axes that the primitive maps over."""
-    layouts = {
-        (r, p): _Layout.of(site, r, p) for p in site.wanted_operands for r in _float_results(site)
+    edges = {
+        (r, p): _EdgeAxes.of(equation, r, p)
+        for p in equation.wanted_operands
+        for r in _float_results(equation)
     }
     structures = {}
-    for edge, layout in layouts.items():
-        found = layout.structure()
+    for edge, axes in edges.items():
+        found = axes.structure()
         if found is not None:
             structures[edge] = found
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
-        return _evaluate(site, structures, layouts, operands)
+        return _evaluate(equation, structures, edges, operands)
 
-    local = LocalJacobian(structures, evaluate, why_no_matrix(site.eqn, site.wanted_operands))
-    return selecting(local) if site.eqn.primitive.name in _MOVING else local
+    local = LocalJacobian(
+        structures, evaluate, why_no_matrix(equation.eqn, equation.wanted_operands)
+    )
+    return selecting(local) if equation.eqn.primitive.name in _MOVING else local
 
 
 # They move entries to places that are known only when the program runs; all other partials are cut.
@@ -60,13 +64,13 @@ _MOVING = frozenset(
 )  # fmt: skip
 
 
-def _float_results(site: Site) -> list[int]:
-    count = len(site.eqn.outvars)
-    return [k for k in range(count) if jnp.issubdtype(site.result(k).dtype, jnp.inexact)]
+def _float_results(equation: Equation) -> list[int]:
+    count = len(equation.eqn.outvars)
+    return [k for k in range(count) if jnp.issubdtype(equation.result(k).dtype, jnp.inexact)]
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _EdgeAxes:
     """Which axes of an edge are diagonal.
 
     Attributes:
@@ -80,13 +84,13 @@ class _Layout:
     pairs: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, site: Site, result: int, operand: int) -> _Layout:
+    def of(cls, equation: Equation, result: int, operand: int) -> _EdgeAxes:
         pairs = []
-        for axes in batch_axes(site.eqn):
+        for axes in batch_axes(equation.eqn):
             a, b = axes.results[result], axes.operands[operand]
             if a is not None and b is not None:
                 pairs.append((a, b))
-        avals = site.eqn.outvars[result].aval, site.eqn.invars[operand].aval
+        avals = equation.eqn.outvars[result].aval, equation.eqn.invars[operand].aval
         return cls(real_shape(avals[0]), real_shape(avals[1]), tuple(pairs))
 
     @property
@@ -122,40 +126,44 @@ class _Layout:
 
 
 def _evaluate(
-    site: Site,
+    equation: Equation,
     structures: dict[Edge, Structure],
-    layouts: dict[Edge, _Layout],
+    edges: dict[Edge, _EdgeAxes],
     operands: Sequence[Any],
 ) -> dict[Edge, tuple[Any, ...]]:
-    dense = _sweep(site, layouts, operands)
-    return {edge: (layouts[edge].value(dense[edge]),) for edge in structures}
+    dense = _sweep(equation, edges, operands)
+    return {edge: (edges[edge].value(dense[edge]),) for edge in structures}
 
 
-def _sweep(site: Site, layouts: dict[Edge, _Layout], operands: Sequence[Any]) -> dict[Edge, Any]:
+def _sweep(
+    equation: Equation, edges: dict[Edge, _EdgeAxes], operands: Sequence[Any]
+) -> dict[Edge, Any]:
     """All edges by the cheaper sweep, or by the other one where JAX refuses it."""
     sweeps = [_forward, _reverse]
-    if not _prefers_forward(site.eqn, layouts):
+    if not _prefers_forward(equation.eqn, edges):
         sweeps.reverse()
     try:
-        return sweeps[0](site, layouts, operands)
+        return sweeps[0](equation, edges, operands)
     except (TypeError, ValueError, NotImplementedError):
-        return sweeps[1](site, layouts, operands)
+        return sweeps[1](equation, edges, operands)
 
 
-def _prefers_forward(eqn: JaxprEqn, layouts: dict[Edge, _Layout]) -> bool:
+def _prefers_forward(eqn: JaxprEqn, edges: dict[Edge, _EdgeAxes]) -> bool:
     if eqn.primitive.name == "while":
         return True
-    tangents = {p: math.prod(v.in_shape[b] for b in v.free_in) for (_, p), v in layouts.items()}
-    cotangents = {r: math.prod(v.out_shape[a] for a in v.free_out) for (r, _), v in layouts.items()}
+    tangents = {p: math.prod(v.in_shape[b] for b in v.free_in) for (_, p), v in edges.items()}
+    cotangents = {r: math.prod(v.out_shape[a] for a in v.free_out) for (r, _), v in edges.items()}
     return sum(tangents.values()) <= sum(cotangents.values())
 
 
-def _real_function(site: Site, operands: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
+def _real_function(
+    equation: Equation, operands: Sequence[Any]
+) -> tuple[Callable[..., Any], list[Any]]:
     """The equation as a function of its wanted operands, real arrays to real arrays."""
-    wanted = site.wanted_operands
-    complexes = [is_complex(site.eqn.invars[p].aval) for p in wanted]
-    results = _float_results(site)
-    apply = as_function(site.eqn)
+    wanted = equation.wanted_operands
+    complexes = [is_complex(equation.eqn.invars[p].aval) for p in wanted]
+    results = _float_results(equation)
+    apply = as_function(equation.eqn)
 
     def function(*inputs: Any) -> list[Any]:
         full = list(operands)
@@ -184,12 +192,14 @@ def _at_each(function: Callable[[Any], Any], units: Any) -> Any:
         return jax.lax.map(function, units)
 
 
-def _forward(site: Site, layouts: dict[Edge, _Layout], operands: Sequence[Any]) -> dict[Edge, Any]:
-    function, inputs = _real_function(site, operands)
-    results = _float_results(site)
+def _forward(
+    equation: Equation, edges: dict[Edge, _EdgeAxes], operands: Sequence[Any]
+) -> dict[Edge, Any]:
+    function, inputs = _real_function(equation, operands)
+    results = _float_results(equation)
     dense: dict[Edge, Any] = {}
-    for place, position in enumerate(site.wanted_operands):
-        layout = layouts[results[0], position]
+    for place, position in enumerate(equation.wanted_operands):
+        axes = edges[results[0], position]
 
         def push(tangent: Any, place: int = place) -> list[Any]:
             def alone(x: Any) -> list[Any]:
@@ -197,45 +207,47 @@ def _forward(site: Site, layouts: dict[Edge, _Layout], operands: Sequence[Any]) 
 
             return jax.jvp(alone, (inputs[place],), (tangent,))[1]
 
-        units = _units(layout.in_shape, layout.free_in, inputs[place].dtype)
+        units = _units(axes.in_shape, axes.free_in, inputs[place].dtype)
         columns = [jnp.moveaxis(column, 0, -1) for column in _at_each(push, units)]
         for result, column in zip(results, columns, strict=True):
             dense[result, position] = column
     return dense
 
 
-def _reverse(site: Site, layouts: dict[Edge, _Layout], operands: Sequence[Any]) -> dict[Edge, Any]:
-    function, inputs = _real_function(site, operands)
+def _reverse(
+    equation: Equation, edges: dict[Edge, _EdgeAxes], operands: Sequence[Any]
+) -> dict[Edge, Any]:
+    function, inputs = _real_function(equation, operands)
     outputs, pull = jax.vjp(function, *inputs)
     zeros = [jnp.zeros_like(output) for output in outputs]
     dense: dict[Edge, Any] = {}
-    for place, result in enumerate(_float_results(site)):
+    for place, result in enumerate(_float_results(equation)):
 
         def pull_one(cotangent: Any, place: int = place) -> Any:
             return pull([*zeros[:place], cotangent, *zeros[place + 1 :]])
 
         # Operands may have different diagonals; those with the same ones share a sweep.
         sweeps: dict[tuple[int, ...], Any] = {}
-        for index, position in enumerate(site.wanted_operands):
-            layout = layouts[result, position]
-            free = tuple(layout.free_out)
+        for index, position in enumerate(equation.wanted_operands):
+            axes = edges[result, position]
+            free = tuple(axes.free_out)
             if free not in sweeps:
-                units = _units(layout.out_shape, free, outputs[place].dtype)
+                units = _units(axes.out_shape, free, outputs[place].dtype)
                 sweeps[free] = _at_each(pull_one, units)
-            dense[result, position] = _rows_to_dense(sweeps[free][index], layout)
+            dense[result, position] = _rows_to_dense(sweeps[free][index], axes)
     return dense
 
 
-def _rows_to_dense(row: Any, layout: _Layout) -> Any:
+def _rows_to_dense(row: Any, axes: _EdgeAxes) -> Any:
     """From (free result axes flat, operand axes) to (result axes, free operand axes)."""
-    lengths = [layout.out_shape[a] for a in layout.free_out]
-    row = row.reshape(*lengths, *layout.in_shape)
-    partner = dict(layout.pairs)
+    lengths = [axes.out_shape[a] for a in axes.free_out]
+    row = row.reshape(*lengths, *axes.in_shape)
+    partner = dict(axes.pairs)
     places = [
-        len(lengths) + partner[a] if a in partner else layout.free_out.index(a)
-        for a in range(len(layout.out_shape))
+        len(lengths) + partner[a] if a in partner else axes.free_out.index(a)
+        for a in range(len(axes.out_shape))
     ]
-    return row.transpose([*places, *(len(lengths) + b for b in layout.free_in)])
+    return row.transpose([*places, *(len(lengths) + b for b in axes.free_in)])
 
 
 # --- axes that a primitive maps over ------------------------------------------------------------

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from chainrule._jaxpr import ClosedJaxpr, subprograms
-from chainrule.elimination._blocks import Block, Cut, dense, entries_of, reached, scaled
+from chainrule.elimination._blocks import Block, PartlyCut, dense, entries_of, reached, scaled
+from chainrule.elimination._rules._equation import Edge, Equation, LocalJacobian, Rule, is_complex
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._linear import traced_rule, why_not_linear
-from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site, is_complex
 from chainrule.elimination._structure import Structure, Term, dense_term, structure_of
 
 
@@ -53,32 +53,32 @@ class InnerJacobian:
 # --- custom_jvp and custom_vjp ------------------------------------------------------------------
 
 
-def _custom_jvp(site: Site) -> LocalJacobian:
-    inner = _rule_as_jacobian(site)
+def _custom_jvp(equation: Equation) -> LocalJacobian:
+    inner = _rule_as_jacobian(equation)
     if isinstance(inner, LocalJacobian):
         return inner
-    wanted = site.wanted_operands
+    wanted = equation.wanted_operands
     structures = {(r, wanted[c]): s for (r, c), s in inner.structures.items()}
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
-        blocks = inner.evaluate([*operands, *_no_directions(site, wanted, ())])
+        blocks = inner.evaluate([*operands, *_no_directions(equation, wanted, ())])
         return {(r, wanted[c]): block.values for (r, c), block in blocks.items()}
 
     return LocalJacobian(structures, evaluate)
 
 
-def _custom_vjp(site: Site) -> LocalJacobian:
-    inner = _rule_as_jacobian(site)
+def _custom_vjp(equation: Equation) -> LocalJacobian:
+    inner = _rule_as_jacobian(equation)
     if isinstance(inner, LocalJacobian):
         return inner
-    wanted = site.wanted_operands
+    wanted = equation.wanted_operands
     # The rule maps cotangents of the results (c) to cotangents of the operands (r). Its Jacobian is the
     # transpose of the call's, so the places change sides: (r, c) there is (result c, operand r) here. Nothing
     # is conjugated: complex values are pairs of real numbers by now.
     structures = {(c, wanted[r]): _transposed(s) for (r, c), s in inner.structures.items()}
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
-        blocks = inner.evaluate([*operands, *_no_directions(site, (), range(len(results)))])
+        blocks = inner.evaluate([*operands, *_no_directions(equation, (), range(len(results)))])
         return {
             (c, wanted[r]): _transposed_values(inner.structures[r, c], block.values)
             for (r, c), block in blocks.items()
@@ -87,20 +87,23 @@ def _custom_vjp(site: Site) -> LocalJacobian:
     return LocalJacobian(structures, evaluate)
 
 
-def _rule_as_jacobian(site: Site) -> InnerJacobian | LocalJacobian:
+def _rule_as_jacobian(equation: Equation) -> InnerJacobian | LocalJacobian:
     """The Jacobian of the rule in its directions; dense partials where that is not one of the call."""
     if not all(
-        jnp.issubdtype(site.result(k).dtype, jnp.floating) for k in range(len(site.eqn.outvars))
+        jnp.issubdtype(equation.result(k).dtype, jnp.floating)
+        for k in range(len(equation.eqn.outvars))
     ):
-        return fallback(site)
-    program, directions = traced_rule(site.eqn, site.wanted_operands)
+        return fallback(equation)
+    program, directions = traced_rule(equation.eqn, equation.wanted_operands)
     is_linear = why_not_linear(program, directions) is None
-    return InnerJacobian(program, directions) if is_linear else fallback(site)
+    return InnerJacobian(program, directions) if is_linear else fallback(equation)
 
 
-def _no_directions(site: Site, operands: Sequence[int], results: Sequence[int]) -> list[Any]:
+def _no_directions(
+    equation: Equation, operands: Sequence[int], results: Sequence[int]
+) -> list[Any]:
     """A linear program has the same Jacobian everywhere: it is taken at 0."""
-    avals = [*(site.operand(p) for p in operands), *(site.result(k) for k in results)]
+    avals = [*(equation.operand(p) for p in operands), *(equation.result(k) for k in results)]
     return [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
 
 
@@ -125,16 +128,16 @@ CALL_RULES: dict[str, Rule] = {
 # --- cond and switch ----------------------------------------------------------------------------
 
 
-def _cond(site: Site) -> LocalJacobian:
+def _cond(equation: Equation) -> LocalJacobian:
     """`cond(index, *operands)`; the operands of a branch are those of the equation without the first."""
-    if any(is_complex(atom.aval) for atom in (*site.eqn.invars, *site.eqn.outvars)):
-        return fallback(site)
-    wanted = site.wanted_operands
+    if any(is_complex(atom.aval) for atom in (*equation.eqn.invars, *equation.eqn.outvars)):
+        return fallback(equation)
+    wanted = equation.wanted_operands
     branches = [
-        InnerJacobian(sub.program, [p - 1 for p in wanted]) for sub in subprograms(site.eqn)
+        InnerJacobian(sub.program, [p - 1 for p in wanted]) for sub in subprograms(equation.eqn)
     ]
     targets: dict[Edge, Term] = {}
-    for result in range(len(site.eqn.outvars)):
+    for result in range(len(equation.eqn.outvars)):
         for column, position in enumerate(wanted):
             found = [branch.structures.get((result, column)) for branch in branches]
             present = [structure for structure in found if structure is not None]
@@ -142,7 +145,7 @@ def _cond(site: Site) -> LocalJacobian:
                 targets[result, position] = _common_term(present)
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
-        runs = [_taken(site, branch, targets) for branch in branches]
+        runs = [_taken(equation, branch, targets) for branch in branches]
         values = lax.switch(operands[0], runs, *operands[1:])
         return {edge: (value,) for edge, value in zip(targets, values, strict=True)}
 
@@ -163,16 +166,16 @@ def _common_term(structures: Sequence[Structure]) -> Term:
 
 
 def _taken(
-    site: Site, branch: InnerJacobian, targets: dict[Edge, Term]
+    equation: Equation, branch: InnerJacobian, targets: dict[Edge, Term]
 ) -> Callable[..., list[Any]]:
     """The values of all edges, from the elimination of one branch."""
-    columns = {position: column for column, position in enumerate(site.wanted_operands)}
+    columns = {position: column for column, position in enumerate(equation.wanted_operands)}
 
     def run(*operands: Any) -> list[Any]:
         blocks = branch.evaluate(operands)
         values = []
         for (result, position), term in targets.items():
-            dtype = site.result(result).dtype
+            dtype = equation.result(result).dtype
             block = blocks.get((result, columns[position]))
             values.append(_fitted(block, term, dtype))
         return values
@@ -180,12 +183,12 @@ def _taken(
     return run
 
 
-def _fitted(block: Block | None, term: Term, dtype: Any) -> Cut:
+def _fitted(block: Block | None, term: Term, dtype: Any) -> PartlyCut:
     """The block of a branch in the term that all branches share; what the branch does not have is cut."""
     if block is None:
-        return Cut(jnp.zeros(term.stored_shape, dtype), (jnp.zeros(term.stored_shape, bool),))
+        return PartlyCut(jnp.zeros(term.stored_shape, dtype), (jnp.zeros(term.stored_shape, bool),))
     numbers = [_placed(each, term, dtype) for each in (block, reached(block, dtype))]
-    return Cut(numbers[0], (numbers[1] > 0,))
+    return PartlyCut(numbers[0], (numbers[1] > 0,))
 
 
 def _placed(block: Block, term: Term, dtype: Any) -> Any:

@@ -16,25 +16,25 @@ import numpy as np
 from jax import lax
 
 from chainrule._jaxpr import JaxprEqn, bind_equation
-from chainrule.elimination._rules._fallback import fallback
-from chainrule.elimination._rules._site import (
+from chainrule.elimination._rules._equation import (
     NOTHING,
     Edge,
+    Equation,
     LocalJacobian,
     Rule,
-    Site,
     constant,
     term_structure,
 )
+from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._structure import Axis, Structure, Table
 
 
 def _move(
-    site: Site, sizes: Sequence[int], out_axes: Sequence[Axis], in_axes: Sequence[Axis],
+    equation: Equation, sizes: Sequence[int], out_axes: Sequence[Axis], in_axes: Sequence[Axis],
     *, result: int = 0, operand: int = 0,
 ) -> dict[Edge, Structure]:  # fmt: skip
     found = term_structure(
-        site.result_shape(result), site.operand_shape(operand), sizes, out_axes, in_axes,
+        equation.result_shape(result), equation.operand_shape(operand), sizes, out_axes, in_axes,
         index_map=True,
     )  # fmt: skip
     return {} if found is None else {(result, operand): found[0]}
@@ -44,15 +44,15 @@ def _loops(sizes: Sequence[int]) -> list[Axis]:
     return [Axis.of(v) for v in range(len(sizes))]
 
 
-def _reshape(site: Site) -> LocalJacobian:
-    if site.eqn.params.get("dimensions") is not None:
-        return _probe(site)
-    digits = _common_digits(site.operand_shape(0), site.result_shape())
+def _reshape(equation: Equation) -> LocalJacobian:
+    if equation.eqn.params.get("dimensions") is not None:
+        return _probe(equation)
+    digits = _common_digits(equation.operand_shape(0), equation.result_shape())
     if digits is None:
-        return _probe(site)
+        return _probe(equation)
     sizes, in_groups, out_groups = digits
     out_axes, in_axes = _spell(out_groups, sizes), _spell(in_groups, sizes)
-    return constant(_move(site, sizes, out_axes, in_axes))
+    return constant(_move(equation, sizes, out_axes, in_axes))
 
 
 def _common_digits(
@@ -91,136 +91,138 @@ def _spell(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[Axis]:
     return axes
 
 
-def _squeeze(site: Site) -> LocalJacobian:
-    dropped = {d % len(site.operand_shape(0)) for d in site.eqn.params["dimensions"]}
-    sizes = site.result_shape()
+def _squeeze(equation: Equation) -> LocalJacobian:
+    dropped = {d % len(equation.operand_shape(0)) for d in equation.eqn.params["dimensions"]}
+    sizes = equation.result_shape()
     loops = iter(_loops(sizes))
-    in_axes = [Axis() if d in dropped else next(loops) for d in range(len(site.operand_shape(0)))]
-    return constant(_move(site, sizes, _loops(sizes), in_axes))
+    in_axes = [
+        Axis() if d in dropped else next(loops) for d in range(len(equation.operand_shape(0)))
+    ]
+    return constant(_move(equation, sizes, _loops(sizes), in_axes))
 
 
-def _expand_dims(site: Site) -> LocalJacobian:
-    added = {d % len(site.result_shape()) for d in site.eqn.params["dimensions"]}
-    sizes = site.operand_shape(0)
+def _expand_dims(equation: Equation) -> LocalJacobian:
+    added = {d % len(equation.result_shape()) for d in equation.eqn.params["dimensions"]}
+    sizes = equation.operand_shape(0)
     loops = iter(_loops(sizes))
-    out_axes = [Axis() if d in added else next(loops) for d in range(len(site.result_shape()))]
-    return constant(_move(site, sizes, out_axes, _loops(sizes)))
+    out_axes = [Axis() if d in added else next(loops) for d in range(len(equation.result_shape()))]
+    return constant(_move(equation, sizes, out_axes, _loops(sizes)))
 
 
-def _broadcast_in_dim(site: Site) -> LocalJacobian:
-    sizes = site.result_shape()
-    targets = site.eqn.params["broadcast_dimensions"]
+def _broadcast_in_dim(equation: Equation) -> LocalJacobian:
+    sizes = equation.result_shape()
+    targets = equation.eqn.params["broadcast_dimensions"]
     in_axes = [
         Axis.of(d) if length == sizes[d] else Axis()
-        for d, length in zip(targets, site.operand_shape(0), strict=True)
+        for d, length in zip(targets, equation.operand_shape(0), strict=True)
     ]
-    return constant(_move(site, sizes, _loops(sizes), in_axes))
+    return constant(_move(equation, sizes, _loops(sizes), in_axes))
 
 
-def _transpose(site: Site) -> LocalJacobian:
-    sizes = site.operand_shape(0)
-    out_axes = [Axis.of(d) for d in site.eqn.params["permutation"]]
-    return constant(_move(site, sizes, out_axes, _loops(sizes)))
+def _transpose(equation: Equation) -> LocalJacobian:
+    sizes = equation.operand_shape(0)
+    out_axes = [Axis.of(d) for d in equation.eqn.params["permutation"]]
+    return constant(_move(equation, sizes, out_axes, _loops(sizes)))
 
 
-def _slice(site: Site) -> LocalJacobian:
-    sizes = site.result_shape()
-    starts = site.eqn.params["start_indices"]
-    strides = site.eqn.params["strides"] or (1,) * len(starts)
+def _slice(equation: Equation) -> LocalJacobian:
+    sizes = equation.result_shape()
+    starts = equation.eqn.params["start_indices"]
+    strides = equation.eqn.params["strides"] or (1,) * len(starts)
     in_axes = [
         Axis.of(d, offset=int(a), stride=int(s))
         for d, (a, s) in enumerate(zip(starts, strides, strict=True))
     ]
-    return constant(_move(site, sizes, _loops(sizes), in_axes))
+    return constant(_move(equation, sizes, _loops(sizes), in_axes))
 
 
-def _rev(site: Site) -> LocalJacobian:
-    sizes = site.result_shape()
-    flipped = site.eqn.params["dimensions"]
+def _rev(equation: Equation) -> LocalJacobian:
+    sizes = equation.result_shape()
+    flipped = equation.eqn.params["dimensions"]
     in_axes = [
         Axis.of(d, offset=n - 1, stride=-1) if d in flipped else Axis.of(d)
         for d, n in enumerate(sizes)
     ]
-    return constant(_move(site, sizes, _loops(sizes), in_axes))
+    return constant(_move(equation, sizes, _loops(sizes), in_axes))
 
 
-def _concatenate(site: Site) -> LocalJacobian:
-    dimension = site.eqn.params["dimension"]
+def _concatenate(equation: Equation) -> LocalJacobian:
+    dimension = equation.eqn.params["dimension"]
     structures: dict[Edge, Structure] = {}
     start = 0
-    for position in range(len(site.eqn.invars)):
-        sizes = site.operand_shape(position)
-        if site.wanted[position]:
+    for position in range(len(equation.eqn.invars)):
+        sizes = equation.operand_shape(position)
+        if equation.wanted[position]:
             out_axes = _loops(sizes)
             out_axes[dimension] = Axis.of(dimension, offset=start)
-            structures |= _move(site, sizes, out_axes, _loops(sizes), operand=position)
+            structures |= _move(equation, sizes, out_axes, _loops(sizes), operand=position)
         start += sizes[dimension]
     return constant(structures)
 
 
-def _split(site: Site) -> LocalJacobian:
-    dimension = site.eqn.params["axis"]
+def _split(equation: Equation) -> LocalJacobian:
+    dimension = equation.eqn.params["axis"]
     structures: dict[Edge, Structure] = {}
     start = 0
-    for position in range(len(site.eqn.outvars)):
-        sizes = site.result_shape(position)
+    for position in range(len(equation.eqn.outvars)):
+        sizes = equation.result_shape(position)
         in_axes = _loops(sizes)
         in_axes[dimension] = Axis.of(dimension, offset=start)
-        structures |= _move(site, sizes, _loops(sizes), in_axes, result=position)
+        structures |= _move(equation, sizes, _loops(sizes), in_axes, result=position)
         start += sizes[dimension]
     return constant(structures)
 
 
-def _stack(site: Site) -> LocalJacobian:
-    axis = site.eqn.params["axis"]
+def _stack(equation: Equation) -> LocalJacobian:
+    axis = equation.eqn.params["axis"]
     structures: dict[Edge, Structure] = {}
-    for position in site.wanted_operands:
-        sizes = site.operand_shape(position)
+    for position in equation.wanted_operands:
+        sizes = equation.operand_shape(position)
         out_axes = _loops(sizes)
         out_axes.insert(axis, Axis(position))
-        structures |= _move(site, sizes, out_axes, _loops(sizes), operand=position)
+        structures |= _move(equation, sizes, out_axes, _loops(sizes), operand=position)
     return constant(structures)
 
 
-def _unstack(site: Site) -> LocalJacobian:
-    axis = site.eqn.params["axis"]
+def _unstack(equation: Equation) -> LocalJacobian:
+    axis = equation.eqn.params["axis"]
     structures: dict[Edge, Structure] = {}
-    for position in range(len(site.eqn.outvars)):
-        sizes = site.result_shape(position)
+    for position in range(len(equation.eqn.outvars)):
+        sizes = equation.result_shape(position)
         in_axes = _loops(sizes)
         in_axes.insert(axis, Axis(position))
-        structures |= _move(site, sizes, _loops(sizes), in_axes, result=position)
+        structures |= _move(equation, sizes, _loops(sizes), in_axes, result=position)
     return constant(structures)
 
 
-def _tile(site: Site) -> LocalJacobian:
+def _tile(equation: Equation) -> LocalJacobian:
     """The operand again and again: one loop over its entries, one over the repetitions, for every axis."""
-    shape, repetitions = site.operand_shape(0), site.eqn.params["reps"]
+    shape, repetitions = equation.operand_shape(0), equation.eqn.params["reps"]
     out_axes = [
         Axis.sum_of(0, ((d, 1), (len(shape) + d, length))) for d, length in enumerate(shape)
     ]
-    return constant(_move(site, [*shape, *repetitions], out_axes, _loops(shape)))
+    return constant(_move(equation, [*shape, *repetitions], out_axes, _loops(shape)))
 
 
-def _each_as_it_is(site: Site) -> LocalJacobian:
+def _each_as_it_is(equation: Equation) -> LocalJacobian:
     """As many results as operands, with the same values."""
     structures: dict[Edge, Structure] = {}
-    for position in site.wanted_operands:
-        sizes = site.operand_shape(position)
+    for position in equation.wanted_operands:
+        sizes = equation.operand_shape(position)
         structures |= _move(
-            site, sizes, _loops(sizes), _loops(sizes), result=position, operand=position
+            equation, sizes, _loops(sizes), _loops(sizes), result=position, operand=position
         )
     return constant(structures)
 
 
-def _pad(site: Site) -> LocalJacobian:
+def _pad(equation: Equation) -> LocalJacobian:
     """`pad(x, fill)`: x moves, with gaps, and may lose its edges; `fill` goes everywhere else."""
-    if site.wanted[1]:
-        return fallback(site)
+    if equation.wanted[1]:
+        return fallback(equation)
     sizes, out_axes, in_axes = [], [], []
     # Derivatives that JAX writes have NumPy's integers here.
-    config = [tuple(map(int, margins)) for margins in site.eqn.params["padding_config"]]
-    lengths = zip(site.operand_shape(0), site.result_shape(), config, strict=True)
+    config = [tuple(map(int, margins)) for margins in equation.eqn.params["padding_config"]]
+    lengths = zip(equation.operand_shape(0), equation.result_shape(), config, strict=True)
     for d, (n, total, (low, _high, interior)) in enumerate(lengths):
         step = interior + 1
         first = max(0, -(low // step))
@@ -228,48 +230,48 @@ def _pad(site: Site) -> LocalJacobian:
         sizes.append(max(0, last - first + 1))
         out_axes.append(Axis.of(d, offset=low + first * step, stride=step))
         in_axes.append(Axis.of(d, offset=first))
-    return constant(_move(site, sizes, out_axes, in_axes))
+    return constant(_move(equation, sizes, out_axes, in_axes))
 
 
-def _moves_known(site: Site) -> bool:
+def _moves_known(equation: Equation) -> bool:
     """Whether all operands but the first, the indices, are known."""
-    return all(site.known(k) is not None for k in range(1, len(site.eqn.invars)))
+    return all(equation.known(k) is not None for k in range(1, len(equation.eqn.invars)))
 
 
-def _probe(site: Site) -> LocalJacobian:
+def _probe(equation: Equation) -> LocalJacobian:
     """Find out where entries go by moving their numbers instead of them."""
-    source = _moved_numbers(site)
+    source = _moved_numbers(equation)
     lost = source < 0
-    found = None if lost.any() else _fit(site, source)
+    found = None if lost.any() else _fit(equation, source)
     if found is not None:
         return constant(found)
     kept = np.flatnonzero(~lost)
     if kept.size == 0:
         return NOTHING
-    out_axes = coordinates(kept, site.result_shape())
-    in_axes = coordinates(source.reshape(-1)[kept], site.operand_shape(0))
-    return constant(_move(site, [kept.size], out_axes, in_axes))
+    out_axes = coordinates(kept, equation.result_shape())
+    in_axes = coordinates(source.reshape(-1)[kept], equation.operand_shape(0))
+    return constant(_move(equation, [kept.size], out_axes, in_axes))
 
 
-def _moved_numbers(site: Site) -> np.ndarray:
+def _moved_numbers(equation: Equation) -> np.ndarray:
     """For every result entry the flat index of the operand entry that it is, or -1."""
-    shape = site.operand_shape(0)
+    shape = equation.operand_shape(0)
     # Numbers start at 1, so that a fill value of zero can be told from entry 0.
     numbers = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
-    params = dict(site.eqn.params)
+    params = dict(equation.eqn.params)
     if "fill_value" in params:
         params["fill_value"] = 0
     with jax.ensure_compile_time_eval():
-        indices = [site.known(k) for k in range(1, len(site.eqn.invars))]
-        (moved,) = bind_equation(site.eqn, [numbers, *indices], params)
+        indices = [equation.known(k) for k in range(1, len(equation.eqn.invars))]
+        (moved,) = bind_equation(equation.eqn, [numbers, *indices], params)
     return np.asarray(moved).astype(np.int64) - 1
 
 
-def _fit(site: Site, source: np.ndarray) -> dict[Edge, Structure] | None:
+def _fit(equation: Equation, source: np.ndarray) -> dict[Edge, Structure] | None:
     """The move with one loop per result axis, if operand positions are sums over the result axes."""
-    in_axes = separable_axes(source, site.operand_shape(0))
-    sizes = site.result_shape()
-    return None if in_axes is None else _move(site, sizes, _loops(sizes), in_axes)
+    in_axes = separable_axes(source, equation.operand_shape(0))
+    sizes = equation.result_shape()
+    return None if in_axes is None else _move(equation, sizes, _loops(sizes), in_axes)
 
 
 def separable_axes(places: np.ndarray, shape: Sequence[int]) -> list[Axis] | None:
@@ -301,9 +303,9 @@ def coordinates(flat: np.ndarray, shape: Sequence[int]) -> list[Axis]:
     return [Axis.sum_of(0, ((0, Table(index)),)) for index in indices]
 
 
-def _indexed(site: Site) -> LocalJacobian:
+def _indexed(equation: Equation) -> LocalJacobian:
     """Gathers and dynamic slices: moves when the indices are known, else by JAX's own rule."""
-    return _probe(site) if _moves_known(site) else fallback(site)
+    return _probe(equation) if _moves_known(equation) else fallback(equation)
 
 
 # --- Scatters and updates of slices put entries at known indices.
@@ -319,14 +321,14 @@ _EXACT = 2**24
 def _placing(*linear: int) -> Rule:
     """The rule of a primitive that is linear in the given operands; all others are indices."""
 
-    def rule(site: Site) -> LocalJacobian:
-        indices = [k for k in range(len(site.eqn.invars)) if k not in linear]
-        is_known = all(site.known(k) is not None for k in indices)
-        if not is_known or math.prod(site.result_shape()) >= _EXACT:
-            return fallback(site)
+    def rule(equation: Equation) -> LocalJacobian:
+        indices = [k for k in range(len(equation.eqn.invars)) if k not in linear]
+        is_known = all(equation.known(k) is not None for k in indices)
+        if not is_known or math.prod(equation.result_shape()) >= _EXACT:
+            return fallback(equation)
         structures: dict[Edge, Structure] = {}
-        for operand in site.wanted_operands:
-            structure = _placed_edge(site, operand, _landings(site, operand, linear))
+        for operand in equation.wanted_operands:
+            structure = _placed_edge(equation, operand, _landings(equation, operand, linear))
             if structure is not None:
                 structures[0, operand] = structure
         return constant(structures)
@@ -334,20 +336,20 @@ def _placing(*linear: int) -> Rule:
     return rule
 
 
-def _landings(site: Site, operand: int, linear: tuple[int, ...]) -> np.ndarray:
+def _landings(equation: Equation, operand: int, linear: tuple[int, ...]) -> np.ndarray:
     """For every entry of an operand, the flat place in the result where it lands, or -1."""
     # Numbers of places need more digits than the operand may have (bfloat16 counts to 256).
     dtype = jnp.result_type(float)
-    apply = _IN_ANY_DTYPE[site.eqn.primitive.name]
-    shape = site.result_shape()
+    apply = _IN_ANY_DTYPE[equation.eqn.primitive.name]
+    shape = equation.result_shape()
     with jax.ensure_compile_time_eval():
         operands: list[Any] = [
-            jnp.zeros(site.operand_shape(k), dtype) if k in linear else site.known(k)
-            for k in range(len(site.eqn.invars))
+            jnp.zeros(equation.operand_shape(k), dtype) if k in linear else equation.known(k)
+            for k in range(len(equation.eqn.invars))
         ]
 
         def place(entries: Any) -> Any:
-            return apply(site.eqn, *operands[:operand], entries, *operands[operand + 1 :])
+            return apply(equation.eqn, *operands[:operand], entries, *operands[operand + 1 :])
 
         numbers = jnp.arange(1, math.prod(shape) + 1, dtype=dtype).reshape(shape)
         (pulled,) = jax.vjp(place, operands[operand])[1](numbers)
@@ -374,8 +376,8 @@ _IN_ANY_DTYPE: dict[str, Callable[..., Any]] = {
 }
 
 
-def _placed_edge(site: Site, operand: int, landings: np.ndarray) -> Structure | None:
-    in_shape, out_shape = site.operand_shape(operand), site.result_shape()
+def _placed_edge(equation: Equation, operand: int, landings: np.ndarray) -> Structure | None:
+    in_shape, out_shape = equation.operand_shape(operand), equation.result_shape()
     kept = np.flatnonzero(landings >= 0)
     if kept.size == 0:
         return None

@@ -7,12 +7,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from chainrule.elimination._rules._site import (
+from chainrule.elimination._rules._equation import (
     NOTHING,
     Edge,
+    Equation,
     LocalJacobian,
     Rule,
-    Site,
     constant,
     selecting,
     term_structure,
@@ -20,30 +20,30 @@ from chainrule.elimination._rules._site import (
 from chainrule.elimination._structure import Axis, Structure
 
 
-def _reduced(site: Site, *, stored: bool) -> Structure | None:
-    sizes = site.operand_shape(0)
-    axes = {d % len(sizes) for d in site.eqn.params["axes"]}
+def _reduced(equation: Equation, *, stored: bool) -> Structure | None:
+    sizes = equation.operand_shape(0)
+    axes = {d % len(sizes) for d in equation.eqn.params["axes"]}
     out_axes = [Axis.of(d) for d in range(len(sizes)) if d not in axes]
     in_axes = [Axis.of(d) for d in range(len(sizes))]
     order = [d for d in range(len(sizes)) if d not in axes] + sorted(axes)
     found = term_structure(
-        site.result_shape(), sizes, sizes, out_axes, in_axes, stored=order if stored else None
+        equation.result_shape(), sizes, sizes, out_axes, in_axes, stored=order if stored else None
     )
     return None if found is None else found[0]
 
 
-def _reduce_sum(site: Site) -> LocalJacobian:
-    structure = _reduced(site, stored=False)
+def _reduce_sum(equation: Equation) -> LocalJacobian:
+    structure = _reduced(equation, stored=False)
     return NOTHING if structure is None else constant({(0, 0): structure})
 
 
-def _reduce_extremum(site: Site) -> LocalJacobian:
+def _reduce_extremum(equation: Equation) -> LocalJacobian:
     """Entries that attain the extremum share the derivative, as JAX has it."""
-    structure = _reduced(site, stored=True)
+    structure = _reduced(equation, stored=True)
     if structure is None:
         return NOTHING
-    axes = tuple(site.eqn.params["axes"])
-    rank = len(site.operand_shape(0))
+    axes = tuple(equation.eqn.params["axes"])
+    rank = len(equation.operand_shape(0))
     kept = [d for d in range(rank) if d not in axes]
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
@@ -55,9 +55,9 @@ def _reduce_extremum(site: Site) -> LocalJacobian:
     return selecting(LocalJacobian({(0, 0): structure}, evaluate))
 
 
-def _cumsum(site: Site) -> LocalJacobian:
+def _cumsum(equation: Equation) -> LocalJacobian:
     """z[b, i] = Σ_j t[i, j] · x[b, j] with a triangle t of ones: the same one along every other axis."""
-    shape, axis = site.operand_shape(0), site.eqn.params["axis"]
+    shape, axis = equation.operand_shape(0), equation.eqn.params["axis"]
     rank, length = len(shape), shape[axis]
     out_axes = [Axis.of(d) for d in range(rank)]
     in_axes = [Axis.of(rank if d == axis else d) for d in range(rank)]
@@ -68,19 +68,19 @@ def _cumsum(site: Site) -> LocalJacobian:
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
         triangle = jnp.tri(length, dtype=results[0].dtype)
-        is_upper = site.eqn.params["reverse"] ^ (order != (axis, rank))
+        is_upper = equation.eqn.params["reverse"] ^ (order != (axis, rank))
         value = triangle.T if is_upper else triangle
         return {(0, 0): (value.reshape(structure.terms[0].stored_shape),)}
 
     return selecting(LocalJacobian({(0, 0): structure}, evaluate))
 
 
-def _dot_general(site: Site) -> LocalJacobian:
+def _dot_general(equation: Equation) -> LocalJacobian:
     """z[b, m, n] = Σ_k x[b, m, k] · y[b, k, n]; ∂z/∂x is y, repeated along a diagonal in m."""
     structures: dict[Edge, Structure] = {}
     layouts = {}
-    for position in site.wanted_operands:
-        found = _dot_edge(site, position)
+    for position in equation.wanted_operands:
+        found = _dot_edge(equation, position)
         if found is not None:
             structures[0, position], layouts[position] = found
 
@@ -95,9 +95,9 @@ def _dot_general(site: Site) -> LocalJacobian:
     return LocalJacobian(structures, evaluate)
 
 
-def _dot_edge(site: Site, position: int) -> tuple[Structure, list[int]] | None:
-    contracting, batch = site.eqn.params["dimension_numbers"]
-    shapes = site.operand_shape(0), site.operand_shape(1)
+def _dot_edge(equation: Equation, position: int) -> tuple[Structure, list[int]] | None:
+    contracting, batch = equation.eqn.params["dimension_numbers"]
+    shapes = equation.operand_shape(0), equation.operand_shape(1)
     # One loop per batch pair, per free axis of either operand, and per contracted pair.
     sizes: list[int] = []
     loops: list[dict[int, int]] = [{}, {}]
@@ -123,7 +123,7 @@ def _dot_edge(site: Site, position: int) -> tuple[Structure, list[int]] | None:
     in_axes = [Axis.of(own[axis]) for axis in range(len(own))]
     held = [other[axis] for axis in range(len(other))]
     found = term_structure(
-        site.result_shape(), shapes[position], sizes, out_axes, in_axes, stored=held
+        equation.result_shape(), shapes[position], sizes, out_axes, in_axes, stored=held
     )
     if found is None:
         return None

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from chainrule.elimination._rules._convolution import CONVOLUTION_RULES
 from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
+from chainrule.elimination._rules._equation import Edge, Equation, LocalJacobian, Rule, is_complex
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._rules._inner import BRANCH_RULES, CALL_RULES
 from chainrule.elimination._rules._moving import MOVING_RULES, PLACING_RULES
-from chainrule.elimination._rules._site import Edge, LocalJacobian, Rule, Site, is_complex
 from chainrule.elimination._rules._sums import SUMMING_RULES
 from chainrule.elimination._structure import Structure, dense_term, structure_of
 
@@ -33,29 +33,29 @@ _RULES: dict[str, Rule] = {
 _registered: dict[str, Rule] = {}
 
 
-def has_rule(site: Site) -> bool:
+def has_rule(equation: Equation) -> bool:
     """Whether the equation has a rule of its own."""
-    return _rule(site) is not None
+    return _rule(equation) is not None
 
 
-def local_jacobian(site: Site) -> LocalJacobian:
+def local_jacobian(equation: Equation) -> LocalJacobian:
     """The partials of an equation with respect to its wanted operands."""
-    rule = _rule(site)
-    return fallback(site) if rule is None else rule(site)
+    rule = _rule(equation)
+    return fallback(equation) if rule is None else rule(equation)
 
 
-def _rule(site: Site) -> Rule | None:
+def _rule(equation: Equation) -> Rule | None:
     # The rules are those of real functions. A function of complex numbers need not be differentiable as one;
     # `fallback` sees it as a function of pairs of real numbers, which has a derivative all the same.
-    if _touches_complex(site):
+    if _touches_complex(equation):
         return None
-    name = site.eqn.primitive.name
+    name = equation.eqn.primitive.name
     return _registered.get(name) or _RULES.get(name)
 
 
-def _touches_complex(site: Site) -> bool:
-    wanted = (site.eqn.invars[p] for p in site.wanted_operands)
-    return any(is_complex(atom.aval) for atom in (*wanted, *site.eqn.outvars))
+def _touches_complex(equation: Equation) -> bool:
+    wanted = (equation.eqn.invars[p] for p in equation.wanted_operands)
+    return any(is_complex(atom.aval) for atom in (*wanted, *equation.eqn.outvars))
 
 
 def register_partials(primitive: str, partials: Partials) -> None:
@@ -71,19 +71,19 @@ def register_partials(primitive: str, partials: Partials) -> None:
             `result.shape + operand.shape` for every pair of a floating-point result and a wanted operand.
     """
 
-    def rule(site: Site) -> LocalJacobian:
+    def rule(equation: Equation) -> LocalJacobian:
         structures: dict[Edge, Structure] = {}
-        for result in range(len(site.eqn.outvars)):
-            if not jnp.issubdtype(site.result(result).dtype, jnp.floating):
+        for result in range(len(equation.eqn.outvars)):
+            if not jnp.issubdtype(equation.result(result).dtype, jnp.floating):
                 continue
-            for operand in site.wanted_operands:
-                term = dense_term(site.result_shape(result), site.operand_shape(operand))
+            for operand in equation.wanted_operands:
+                term = dense_term(equation.result_shape(result), equation.operand_shape(operand))
                 structures[result, operand] = structure_of([term])
 
         def evaluate(
             operands: Sequence[Any], results: Sequence[Any]
         ) -> dict[Edge, tuple[Any, ...]]:
-            found = partials(site.eqn.params, operands, results, site.wanted_operands)
+            found = partials(equation.eqn.params, operands, results, equation.wanted_operands)
             return {
                 edge: (jnp.reshape(found[edge], structure.terms[0].stored_shape),)
                 for edge, structure in structures.items()

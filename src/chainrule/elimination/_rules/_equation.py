@@ -24,7 +24,7 @@ Edge = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Site:
+class Equation:
     """An equation whose partials are wanted.
 
     Attributes:
@@ -82,7 +82,7 @@ class LocalJacobian:
     not_linear: str | None = None
 
 
-Rule = Callable[[Site], LocalJacobian]
+Rule = Callable[[Equation], LocalJacobian]
 
 NOTHING = LocalJacobian({}, lambda operands, results: {})
 
