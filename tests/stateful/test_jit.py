@@ -750,3 +750,51 @@ def test_tuples_of_models_are_not_kept_alive():
     del holder
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_parameters_that_begin_empty_are_no_inputs(donate):
+    class Cell(cs.Module):
+        def __init__(self):
+            self.value = cs.Param(jnp.ones(3))
+            self.left = cs.Param(jnp.ones(2))
+            self.weight = cs.Param(jnp.array(2.0))
+
+    def fill(x, *, cell):
+        assert cell.value.get() is None
+        assert cell.left.get() is None
+        if x.shape == (4,):
+            raise RuntimeError("refused")
+        cell.value.set(cell.weight * x)
+        cell.weight.set(cell.weight + 1)
+
+    function, traces = counted(fill)
+    step = cs.jit(function, donate=donate, empty={"cell": {"value": True, "left": True}})
+    cell = Cell()
+    with pytest.raises(RuntimeError, match="refused"):
+        step(jnp.ones(4), cell=cell)
+    assert cell.value.get().tolist() == [1.0] * 3
+    assert cell.left.get().tolist() == [1.0] * 2
+    del traces[:]
+    for n in (2.0, 3.0):  # what the first call has left behind is no input of the second
+        step(jnp.ones(3), cell=cell)
+        assert cell.value.get().tolist() == [n] * 3
+        assert cell.left.get() is None
+    assert len(traces) == 1
+
+
+def test_parameters_begin_empty_inside_of_other_transformations():
+    cell = cs.Param(jnp.array(5.0))
+
+    @cs.jit(empty={"cell": True})
+    def inner(x, *, cell):
+        before = cell.get()
+        cell.set(x)
+        return 0.0 if before is None else 1.0
+
+    @cs.jit
+    def outer(x, *, cell):
+        return inner(x, cell=cell) + inner(2 * x, cell=cell)
+
+    assert float(outer(1.0, cell=cell)) == 0.0
+    assert float(cell) == 2.0

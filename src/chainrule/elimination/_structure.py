@@ -84,6 +84,9 @@ class Axis:
             combined[variable] = weight if present is None else _add_weights(present, weight)
         canonical = []
         for variable, weight in sorted(combined.items()):
+            # One form per axis: equal axes have to be equal objects, or sums would not find their terms. So
+            # every weight is 0 at index 0 (the rest is in the offset), and a table that counts evenly is a
+            # stride.
             first, simple = _simplify(weight)
             offset += first
             if simple != 0:
@@ -140,6 +143,9 @@ def substitute(axis: Axis, bindings: Mapping[int, Axis], sizes: Mapping[int, int
     offset = axis.offset
     weights: list[tuple[int, Weight]] = []
     for variable, weight in axis.weights:
+        # The position is offset + Σ weight(v). With v = bound(u) = c + Σ w(u), a stride s adds s·c to the
+        # offset and s·w to the weights: linear functions compose. A table does not distribute over a sum, so
+        # T[c + w(u)] is a table of u only where there is one u; see `_compose`.
         bound = bindings.get(variable)
         if bound is None:
             weights.append((variable, weight))
@@ -186,6 +192,8 @@ _interned: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
 
 def _intern(key: Any, make: Any) -> Any:
+    # `setdefault` decides between two threads that have made the same one. The first look saves making it; a
+    # weak entry may vanish between the two, and is then made again.
     found = _interned.get(key)
     return _interned.setdefault(key, make()) if found is None else found
 
@@ -245,6 +253,8 @@ class Term:
         return self._reached(self.in_axes, self.in_shape)
 
     def _reached(self, axes: Sequence[Axis], shape: Shape) -> np.ndarray | None:
+        # Every row has an entry if each axis walks all of its length by a variable that walks no other axis:
+        # then the loop reaches every combination. Two axes that share a variable reach a diagonal only.
         walked = [axis.variables for axis in axes if axis.variables]
         is_whole = all(
             axis == (Axis.of(axis.variables[0]) if length > 1 and axis.variables else Axis())
@@ -322,6 +332,8 @@ def canonical_term(
         The term, and the variables of `stored` in the order in which the term's value wants its axes
         (variables of size 1 have none; the caller squeezes them).
     """
+    # A loop that runs once adds its weight at index 0, which is 0: it can be left out. Otherwise a block that
+    # is (1, n) in one place and (n,) in another would have two structures.
     trivial = {v: Axis() for v, size in sizes.items() if size == 1}
     out_axes = [substitute(axis, trivial, sizes) for axis in out_axes]
     in_axes = [substitute(axis, trivial, sizes) for axis in in_axes]

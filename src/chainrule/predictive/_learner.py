@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +21,6 @@ from chainrule.stateful import (
     Param,
     jit,
     scan,
-    tree_extract,
     value_and_grad,
     while_loop,
 )
@@ -129,28 +128,24 @@ class Learner(Module):
         return self._start(_run_and_record, batch, model)
 
     def _start(self, program: Any, batch: tuple[Any, ...], model: Any) -> Any:
-        # Made and emptied out here, so that the first batch and all others run the same program.
+        # Made out here, so that the first batch and all others run the same program.
         if self.weights is not None and self.weights.state.get() is None:
             self.weights.init(model)
-        values = tree_extract(model, self.started_anew)
-        before = [value.get() for value in values]
-        for value in values:
-            value.set(None)
-        try:
-            return program(*batch, model=model, learner=self)
-        except BaseException:
-            for value, array in zip(values, before, strict=True):
-                value.set(array)
-            raise
+        return program(*batch, model=model, learner=self)
 
 
-@jit
+def _started_anew(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that begin empty, so that the first batch and all others run the same program."""
+    return {"model": kwargs["learner"].started_anew}
+
+
+@jit(empty=_started_anew)
 def _run(*batch: Any, model: Any, learner: Learner) -> Any:
     last = _follow(batch, model, learner, is_recorded=False)[-1]
     return total(last)
 
 
-@jit
+@jit(empty=_started_anew)
 def _run_and_record(*batch: Any, model: Any, learner: Learner) -> Energies:
     history = _follow(batch, model, learner, is_recorded=True)
     return jax.tree.map(lambda *e: jnp.concatenate([jnp.atleast_1d(part) for part in e]), *history)

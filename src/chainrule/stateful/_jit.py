@@ -137,7 +137,7 @@ class Program:
             not given.
     """
 
-    __slots__ = ("_missing", "_owner", "call", "donated", "kept", "reads", "statics")
+    __slots__ = ("_empty", "_missing", "_owner", "call", "donated", "kept", "reads", "statics")
 
     def __init__(
         self, owner: Jit, inventory: Inventory, arity: int, reads: frozenset[int] | None = None
@@ -145,6 +145,8 @@ class Program:
         self._owner = owner
         self.statics = inventory.static_values()
         self.reads = reads
+        is_empty = resolve_mask(owner.options["empty"], inventory, False)
+        self._empty = tuple(slot for slot, chosen in enumerate(is_empty) if chosen)
         self._missing: dict[int, MissingState] = {}
         self.donated: tuple[int, ...] = ()
         self.kept = tuple(range(len(inventory.paths)))
@@ -154,6 +156,12 @@ class Program:
         """Whether it can run with these values of the static parameters."""
         places = range(len(statics)) if self.reads is None else self.reads
         return all(self.statics[place] == statics[place] for place in places)
+
+    def begin(self, values: list[Any]) -> list[Any]:
+        """The values of all slots as the program takes them: `None` for those that begin empty."""
+        for slot in self._empty:
+            values[slot] = None
+        return values
 
     def donating(self, slots: Collection[int], inventory: Inventory, arity: int) -> Program:
         """This program, with the buffers of some slots given away. It always returns new values for them."""
@@ -208,7 +216,8 @@ class Program:
                 raise
             self._note_reads(frozenset(inventory.positions(frame.static_reads)))
             new = _constrain(frame.results(), owner.options["kwargs_shardings"], inventory)
-            slots = tuple(inventory.slots_of(frame.written))
+            # What came in empty goes out as it is now, also if the function has not set it.
+            slots = tuple(sorted({*inventory.slots_of(frame.written), *self._empty}))
             notes = _Notes(slots, inventory.static_writes(frame.statics), returns_live)
             return result, [new[slot] for slot in slots], notes
 
@@ -345,6 +354,7 @@ class _Binding:
         values = [cell.value for cell in self._cells]
         if self._plain:
             values += plain_values(self._plain, kwargs)
+        values = self.program.begin(values)
         return self.program.arrange(values) if self.program.donated else (values,)
 
     def store(self, new: list[Any], notes: _Notes) -> None:
@@ -376,7 +386,7 @@ class _NestedBinding:
         self.objects = objects
 
     def inputs(self, kwargs: Mapping[str, Any]) -> tuple[list[Any], ...]:
-        return (self._inventory.read(kwargs),)
+        return (self.program.begin(self._inventory.read(kwargs)),)
 
     def store(self, new: list[Any], notes: _Notes) -> None:
         params, statics = self._inventory.params, self._inventory.statics
@@ -582,7 +592,8 @@ class Jit(Transformation):
                 code="bad_argument",
             )
         objects = _Objects(kwargs, inventory)
-        _, _, notes = program.call.eval_shape(objects, inventory.read(kwargs), *args)
+        values = program.begin(inventory.read(kwargs))
+        _, _, notes = program.call.eval_shape(objects, values, *args)
         return [slot for slot in notes.slots if keyword_of(inventory.paths[slot]) in names]
 
 
@@ -614,6 +625,7 @@ def jit(
     fun: Callable[..., Any] | None = None,
     *,
     donate: bool | str | Sequence[str] = False,
+    empty: Any = None,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Sequence[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
@@ -631,6 +643,9 @@ def jit(
         donate: let the program reuse the buffers of parameters it writes: `True`, or the keywords whose
             parameters may be donated. Arrays taken out of them before a call are dead after it, and so are
             the parameters when the compiled program itself fails (a host callback that raises).
+        empty: a mask of parameters that are `None` when the function begins, whatever they hold: that is no
+            input of the program. They hold what the function sets them to after the call, and what they held
+            before if it fails.
         static_argnums: as in `jax.jit`; positions count the positional arguments.
         static_argnames: as in `jax.jit`. What is not an array or number is static without being named.
         donate_argnums: as in `jax.jit`, for positional arguments.
@@ -659,6 +674,7 @@ def jit(
         Jit,
         fun,
         donate=donate,
+        empty=empty,
         static_argnums=static_argnums,
         static_argnames=static_argnames,
         donate_argnums=donate_argnums,

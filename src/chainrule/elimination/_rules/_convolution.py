@@ -174,6 +174,8 @@ def _source(geometry: _Geometry, d: int, k: int, start: int) -> Axis:
 
 def _kernel_edge(equation: Equation, geometry: _Geometry) -> tuple[Structure, list[int]] | None:
     """One term with the patches on it, and how to transpose those (batch, input channel, space, taps)."""
+    # ∂y[b, o, p]/∂w[o', i, k] = [o = o'] x[b, i, p·stride + k·dilation - padding]: what tap k reads for
+    # result p.
     rank = len(geometry.strides)
     counts = [equation.result_shape()[axis] for axis in geometry.result[2:]]
     lengths = [equation.operand_shape(1)[axis] for axis in geometry.kernel[2:]]

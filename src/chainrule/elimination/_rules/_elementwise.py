@@ -42,6 +42,8 @@ class Factor:
 
 Partial = float | Factor | Callable[..., Any]
 
+# A partial is written with the result z where that saves work: z is there already. d tanh = 1 - tanh² and d
+# tan = 1 + tan² need no second transcendental function, and d sqrt = 1 / (2 sqrt) no second root.
 # ∂z/∂x from (x, z).
 UNARY: dict[str, Partial] = {
     "neg": -1.0,
@@ -65,6 +67,8 @@ UNARY: dict[str, Partial] = {
     "square": lambda x, z: 2 * x,
 }
 
+# z = x / y gives ∂z/∂y = -x / y² = -z / y. `atan2(x, y)` is the angle whose tangent is x / y: the first
+# operand is the numerator, so ∂z/∂x = (1 / y) / (1 + (x / y)²) = y / (x² + y²).
 # (∂z/∂x, ∂z/∂y); functions take (x, y, z).
 BINARY: dict[str, tuple[Partial, Partial]] = {
     "add": (1.0, 1.0),
@@ -88,6 +92,8 @@ WITHOUT_DERIVATIVE = ("ceil", "floor", "round", "sign", "stop_gradient", "is_fin
 
 def _share(x: Any, y: Any, z: Any) -> Any:
     """The part of a maximum or minimum z that x gets: all, none, or half where x = y."""
+    # Where x = y the derivative does not exist. One half each is JAX's convention, and the only one that is
+    # symmetric and adds up to one.
     one = jnp.ones((), z.dtype)
     return (x == z).astype(z.dtype) / jnp.where(y == z, 2 * one, one)
 
@@ -165,6 +171,8 @@ def long_axes(equation: Equation, position: int) -> tuple[int, ...]:
 def _static(equation: Equation, factor: Factor) -> float | None:
     """The factor as a number, if its operand is known and the number is an ordinary one."""
     known = equation.known_scalar(factor.operand)
+    # A coefficient says that every entry is this number for all inputs. With 0 there would be no entry, but 0
+    # · inf in the rest of a path is NaN, in JAX too: such a factor stays a value.
     if known is None or known == 0 or not math.isfinite(known):
         return None
     return float(factor.function(known))
@@ -211,6 +219,7 @@ def _by_jvp(equation: Equation) -> LocalJacobian:
 
 
 def _integer_pow(equation: Equation) -> LocalJacobian:
+    # d xⁿ = n xⁿ⁻¹. For n = 0 the result is the constant 1, also at x = 0, where 0 · x⁻¹ would be NaN.
     exponent = equation.eqn.params["y"]
     if exponent == 0:
         return NOTHING
@@ -257,6 +266,7 @@ def _extremum(equation: Equation) -> LocalJacobian:
 
 
 def _clamp(equation: Equation) -> LocalJacobian:
+    # JAX's partials are 1 where an operand is taken and 0 elsewhere: a selection.
     return selecting(_by_jvp(equation))
 
 

@@ -151,6 +151,8 @@ def _sweep(
 def _prefers_forward(eqn: JaxprEqn, edges: dict[Edge, _EdgeAxes]) -> bool:
     if eqn.primitive.name == "while":
         return True
+    # One direction per entry along the free axes of the operands, or of the results: fewer are cheaper. A
+    # `while` loop cannot be pulled back through.
     tangents = {p: math.prod(v.in_shape[b] for b in v.free_in) for (_, p), v in edges.items()}
     cotangents = {r: math.prod(v.out_shape[a] for a in v.free_out) for (r, _), v in edges.items()}
     return sum(tangents.values()) <= sum(cotangents.values())
@@ -168,6 +170,8 @@ def _real_function(
     def function(*inputs: Any) -> list[Any]:
         full = list(operands)
         for position, value, pair in zip(wanted, inputs, complexes, strict=True):
+            # Directions are pairs of real numbers, and so are results: both modes then compute the real
+            # Jacobian, and JAX's convention for complex cotangents does not matter.
             full[position] = jax.lax.complex(value[..., 0], value[..., 1]) if pair else value
         outputs = apply(*full)
         return [as_real(outputs[k]) for k in results]
@@ -177,6 +181,8 @@ def _real_function(
 
 def _units(shape: Sequence[int], free: Sequence[int], dtype: Any) -> Any:
     """One array per position along the free axes: one there, zero elsewhere, repeated along the rest."""
+    # Along an axis that is mapped over, J[(k, a), (k', b)] = [k = k'] J_k[a, b]. The direction that is e_b at
+    # every k gives Σ_k' J[(k, a), (k', b)] = J_k[a, b] at (k, a): one direction for all k at once.
     lengths = [shape[a] for a in free]
     count = math.prod(lengths)
     eye = jnp.eye(count, dtype=dtype).reshape(count, *lengths)
@@ -240,6 +246,9 @@ def _reverse(
 
 def _rows_to_dense(row: Any, axes: _EdgeAxes) -> Any:
     """From (free result axes flat, operand axes) to (result axes, free operand axes)."""
+    # Row a of J_k, for all k at once, comes as (a, operand axes with k among them). A term stores the
+    # result's axes in their order, then the free axes of the operand: k moves from the operand's place to the
+    # result's.
     lengths = [axes.out_shape[a] for a in axes.free_out]
     row = row.reshape(*lengths, *axes.in_shape)
     partner = dict(axes.pairs)

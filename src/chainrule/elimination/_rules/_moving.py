@@ -59,6 +59,9 @@ def _common_digits(
     first: Sequence[int], second: Sequence[int]
 ) -> tuple[list[int], list[list[int]], list[list[int]]] | None:
     """Loop sizes whose products give the lengths of both shapes, and which loops make which axis."""
+    # A reshape keeps the flat index. Written in a number system whose digits multiply up to the axes of both
+    # shapes, the flat index has the same digits on both sides: (6, 4) and (3, 8) share (3, 2, 4), where 6 =
+    # 3·2 and 8 = 2·4. Where the next two lengths do not divide each other there is no such system.
     sizes: list[int] = []
     groups: tuple[list[list[int]], list[list[int]]] = ([[] for _ in first], [[] for _ in second])
     rest = [list(first), list(second)]
@@ -83,6 +86,8 @@ def _common_digits(
 def _spell(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[Axis]:
     axes = []
     for group in groups:
+        # The least significant digit has stride 1, every other one the product of the sizes of those below
+        # it.
         stride, weights = 1, []
         for variable in reversed(group):
             weights.append((variable, stride))
@@ -112,6 +117,8 @@ def _expand_dims(equation: Equation) -> LocalJacobian:
 def _broadcast_in_dim(equation: Equation) -> LocalJacobian:
     sizes = equation.result_shape()
     targets = equation.eqn.params["broadcast_dimensions"]
+    # An operand axis of length 1 that is stretched is read at 0 for every result: its loop appears in the
+    # output only, so that the block is replicated along it. (Transposed, that is a sum.)
     in_axes = [
         Axis.of(d) if length == sizes[d] else Axis()
         for d, length in zip(targets, equation.operand_shape(0), strict=True)
@@ -121,6 +128,7 @@ def _broadcast_in_dim(equation: Equation) -> LocalJacobian:
 
 def _transpose(equation: Equation) -> LocalJacobian:
     sizes = equation.operand_shape(0)
+    # Result axis r is operand axis permutation[r]; loops are numbered as the operand's axes.
     out_axes = [Axis.of(d) for d in equation.eqn.params["permutation"]]
     return constant(_move(equation, sizes, out_axes, _loops(sizes)))
 
@@ -129,6 +137,7 @@ def _slice(equation: Equation) -> LocalJacobian:
     sizes = equation.result_shape()
     starts = equation.eqn.params["start_indices"]
     strides = equation.eqn.params["strides"] or (1,) * len(starts)
+    # z[r] = x[start + stride · r].
     in_axes = [
         Axis.of(d, offset=int(a), stride=int(s))
         for d, (a, s) in enumerate(zip(starts, strides, strict=True))
@@ -139,6 +148,7 @@ def _slice(equation: Equation) -> LocalJacobian:
 def _rev(equation: Equation) -> LocalJacobian:
     sizes = equation.result_shape()
     flipped = equation.eqn.params["dimensions"]
+    # z[r] = x[n - 1 - r].
     in_axes = [
         Axis.of(d, offset=n - 1, stride=-1) if d in flipped else Axis.of(d)
         for d, n in enumerate(sizes)
@@ -224,6 +234,8 @@ def _pad(equation: Equation) -> LocalJacobian:
     config = [tuple(map(int, margins)) for margins in equation.eqn.params["padding_config"]]
     lengths = zip(equation.operand_shape(0), equation.result_shape(), config, strict=True)
     for d, (n, total, (low, _high, interior)) in enumerate(lengths):
+        # Entry i lands at low + i·step, if that is inside: 0 ≤ low + i·step ≤ total - 1. So i runs from ⌈-low
+        # / step⌉ = -(low // step), or 0, to ⌊(total - 1 - low) / step⌋, or n - 1. A negative `low` cuts.
         step = interior + 1
         first = max(0, -(low // step))
         last = min(n - 1, (total - 1 - low) // step)
@@ -282,6 +294,8 @@ def separable_axes(places: np.ndarray, shape: Sequence[int]) -> list[Axis] | Non
     rank = places.ndim
     axes = []
     for position in np.unravel_index(places, shape) if len(shape) else ():
+        # If position(i₁, …, iᵣ) = c + Σ_d f_d(i_d), then f_d is what is seen along axis d from the corner,
+        # where all other indices are 0. That is necessary; whether it is enough is tested on the whole grid.
         corner = position[(0,) * rank]
         rows = [position[_line(d, rank)] - corner for d in range(rank)]
         total = np.asarray(corner)
@@ -351,6 +365,9 @@ def _landings(equation: Equation, operand: int, linear: tuple[int, ...]) -> np.n
         def place(entries: Any) -> Any:
             return apply(equation.eqn, *operands[:operand], entries, *operands[operand + 1 :])
 
+        # Placing is linear, z = P e with a matrix P of zeros and ones, and each entry lands in one place at
+        # most. So (Pᵀ n)[entry] = Σ_place P[place, entry] n[place] is the number of the place where the entry
+        # lands, and 0 where it is lost: it was overwritten, or its index is out of bounds.
         numbers = jnp.arange(1, math.prod(shape) + 1, dtype=dtype).reshape(shape)
         (pulled,) = jax.vjp(place, operands[operand])[1](numbers)
     return np.asarray(pulled).astype(np.int64) - 1

@@ -25,6 +25,8 @@ def _reduced(equation: Equation, *, stored: bool) -> Structure | None:
     axes = {d % len(sizes) for d in equation.eqn.params["axes"]}
     out_axes = [Axis.of(d) for d in range(len(sizes)) if d not in axes]
     in_axes = [Axis.of(d) for d in range(len(sizes))]
+    # z[r] = Σ_s x[r, s]: ∂z[r]/∂x[r', s] = [r = r'], a diagonal in what is kept and a 1 for every s. The
+    # variables of the kept axes come first because they appear in the output first.
     order = [d for d in range(len(sizes)) if d not in axes] + sorted(axes)
     found = term_structure(
         equation.result_shape(), sizes, sizes, out_axes, in_axes, stored=order if stored else None
@@ -47,6 +49,8 @@ def _reduce_extremum(equation: Equation) -> LocalJacobian:
     kept = [d for d in range(rank) if d not in axes]
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        # Where several entries attain the extremum, JAX gives each an equal share; the shares add up to one,
+        # so that moving all of them together moves the result by as much.
         hit = (operands[0] == jnp.expand_dims(results[0], axes)).astype(results[0].dtype)
         share = hit / hit.sum(axis=axes, keepdims=True)
         value = share.transpose([*kept, *sorted(axes)])
@@ -67,6 +71,8 @@ def _cumsum(equation: Equation) -> LocalJacobian:
     structure, order = found
 
     def evaluate(operands: Sequence[Any], results: Sequence[Any]) -> dict[Edge, tuple[Any, ...]]:
+        # t[i, j] = 1 for j ≤ i. Summing from the other end is the transposed triangle (j ≥ i), and so is a
+        # value that is stored as (j, i): two reasons to transpose cancel.
         triangle = jnp.tri(length, dtype=results[0].dtype)
         is_upper = equation.eqn.params["reverse"] ^ (order != (axis, rank))
         value = triangle.T if is_upper else triangle
@@ -118,6 +124,9 @@ def _dot_edge(equation: Equation, position: int) -> tuple[Structure, list[int]] 
     for pair in zip(*contracting, strict=True):
         loop((0, pair[0]), (1, pair[1]))
 
+    # ∂z[b, m, n]/∂x[b', m', k] = [b = b'] [m = m'] y[b, k, n]: diagonal in b and m, which x and z share; the
+    # value is the other operand, stored over its own loops. It does not depend on m, so nothing is stored for
+    # m. The same holds with x and y exchanged. Products are bilinear, so nothing is conjugated.
     own, other = loops[position], loops[1 - position]
     out_axes = [Axis.of(v) for v in range(out_rank)]
     in_axes = [Axis.of(own[axis]) for axis in range(len(own))]
