@@ -174,6 +174,9 @@ class _Matching:
 
     def _follow(self, leader: int, follower: int, stride: int, offset: int) -> None:
         """Bind follower = stride · leader + offset, with leader kept where follower is in range."""
+        # 0 ≤ stride · leader + offset ≤ last: the leader runs between the two quotients, in whichever order
+        # the sign of the stride puts them. Rounding them is safe: a quotient that is no integer is at least 1
+        # / |stride| away from one, which doubles resolve for all sizes that memory can hold.
         last = self.sizes[follower] - 1
         ends = (-offset / stride, (last - offset) / stride)
         low = max(0, math.ceil(min(ends)))
@@ -215,6 +218,8 @@ class _Matching:
     def _match_inside(self, single: Axis, several: Axis, digits: list[tuple[int, int]]) -> bool:
         """Bind the one variable to the number that the digits spell, if that stays in its range."""
         variable = single.variables[0]
+        # offset₁ + v = offset₂ + number, so v = number + (offset₂ - offset₁). The digits count without gaps
+        # from 0 to their product; where all of these are in the variable's range no pair is lost.
         start = several.offset - single.offset
         count = math.prod(n for _, n in digits)
         if start < 0 or start + count > self.sizes[variable]:
@@ -234,6 +239,7 @@ class _Matching:
                 second.insert(0, self._split(v, u, n, m))
 
     def _split(self, variable: int, low: int, low_size: int, size: int) -> tuple[int, int]:
+        # A digit of radix n·m is the two digits low + n · high; the other side has the lower one already.
         high = self._new(size // low_size)
         self._bind(variable, Axis.sum_of(0, ((low, 1), (high, low_size))))
         return high, size // low_size
@@ -277,6 +283,8 @@ class _Matching:
             return self._restrict(fused, self._image(axis, fused) == fixed)
         s, t = self._fuse(f.variables), self._fuse(g.variables)
         left, right = self._image(f, s), self._image(g, t)
+        # Sort one side by place; each place of the other side then meets a run of it, from `first` to `last`.
+        # `within` counts 0, 1, … inside of each run: the running index minus where the run begins.
         order = np.argsort(right, kind="stable")
         first = np.searchsorted(right[order], left, side="left")
         last = np.searchsorted(right[order], left, side="right")
@@ -360,6 +368,9 @@ def _warn_of_large_block(term: Term, cause: str, entries: int) -> None:
 
 def _pays(merges: Sequence[Merge]) -> bool:
     """Whether the hull of some terms takes no more room than they take apart."""
+    # The hull stores every place of its box once per diagonal that all have in common; apart, each term
+    # stores its own entries. As long as the hull is no larger it is better: one block instead of several, and
+    # every product later visits the pairs of terms.
     results = [merge.result for merge in merges]
     out_boxes, in_boxes, pairs = _extent(results)
     free = [box for b, box in enumerate(in_boxes) if b not in pairs]
@@ -407,6 +418,7 @@ def _added(terms: Sequence[Term]) -> Term | None:
     if len(terms) == 1:
         return first
     if not any(term.valued for term in terms):
+        # Constants cancel structurally only if their sum is exactly 0, as in x - x; `fsum` rounds once.
         coefficient = math.fsum(term.coefficient for term in terms)
         return first.with_coefficient(coefficient) if coefficient else None
     return first.with_stored(sorted({v for term in terms for v in term.stored}))
@@ -426,6 +438,8 @@ def _hull(terms: Sequence[Term]) -> Term:
     for b, (low, high) in enumerate(in_boxes):
         if b in pairs:
             a = pairs[b]
+            # On the common diagonal in = out + shift for every term, so the hull needs no loop of its own for
+            # in.
             shift = terms[0].in_axes[b].offset - terms[0].out_axes[a].offset
             in_axes.append(Axis.of(a, offset=out_axes[a].offset + shift))
         else:

@@ -137,6 +137,9 @@ def _spread_masked(
     homes: Mapping[int, int],
 ) -> Any:
     """Lay the value along the homes, mask the axes that repeat a variable, pad to the full shape."""
+    # Each variable is laid along one axis that it walks alone. Where it walks a second axis too (a diagonal),
+    # the value is repeated along that axis and kept where the second position is what the first one says,
+    # which is a comparison of two iotas: XLA fuses it, while a scatter would be a kernel of its own.
     rank = len(axes)
     home_of = {position: v for v, position in homes.items()}
     extents = [1] * rank
@@ -626,6 +629,8 @@ def _scattered(block: Block, dtype: Any) -> Any:
     for term, value in zip(structure.terms, block.values, strict=True):
         row, column = term.flat_positions()
         places.append((row * columns + column).ravel())
+        # Terms may overlap, so entries are added. A stored value has no axis for replicated variables: length
+        # 1 there is broadcast.
         factor = scaled(entries_of(value), term.coefficient, dtype)
         shape = [n if v in term.stored else 1 for v, n in enumerate(term.sizes)]
         entries.append(jnp.broadcast_to(jnp.reshape(factor, shape), term.sizes).ravel())

@@ -87,6 +87,8 @@ def _term_view(term: Term) -> _TermView:
             )
             if is_line and out == inside and _uses(term, out.variables[0]) == 2:
                 pairs.add((a, b))
+    # A pair is diagonal if one loop walks both axes whole and nothing else: with a third use it would be a
+    # diagonal of three axes, which the convention does not have.
     # The convention stores the ones of a sum, so an input axis that is not diagonal carries data.
     free = {v for axis in term.in_axes for v in axis.variables}
     free -= {v for axis in term.out_axes for v in axis.variables}
@@ -167,6 +169,8 @@ def additions(total: Structure) -> int:
     """The convention's cost of the addition that gave a structure."""
     if total.is_zero:
         return 0
+    # A sum costs one addition per entry of the result that is stored: dense axes with data, and diagonals
+    # once (from the output's side).
     out, inside = _view(total)
     sides = [*zip(out.data, total.out_shape, strict=True)]
     sides += [
@@ -236,6 +240,8 @@ def _with_ones(structure: Structure, shape: Any) -> Structure:
 @lru_cache(maxsize=1 << 18)
 def kept_product(outer: KeptEdge, inner: KeptEdge) -> KeptEdge:
     """The edge outer ∘ inner."""
+    # (C_o P_o)(C_i P_i) = (C_o (P_o C_i)) P_i: a pending move is applied when something stored is multiplied
+    # from its side, and only then. The move of the inner edge stays pending.
     if inner.core is None:
         return KeptEdge(outer.core, _composed(outer.pending, inner.pending))
     moved = _composed(outer.pending, inner.core)

@@ -95,6 +95,9 @@ class Elimination:
                 self._put(reader, end, self._algebra.multiply(self.rows[reader][node], inner))
 
     def _eliminate_node(self, node: Var) -> None:
+        # ∂reader/∂operand is a sum over paths. Every path through the node goes in by one edge and out by
+        # another, so adding all products of such pairs to the edges that pass it by keeps every sum. An
+        # output's own row stays: it is a row of the Jacobian, and not on a way to another one any more.
         incoming = self.rows.get(node, {})
         for reader in self.readers.pop(node, {}):
             outer = self.rows[reader].pop(node)

@@ -266,6 +266,8 @@ def _structured(block: Block, output: Any, dtype: Any) -> StructuredJacobian:
 
 def _complex_of_pairs(shape: tuple[int, ...], dtype: Any) -> Block:
     """The linear map from pairs (real, imaginary) to complex numbers."""
+    # z = 1 · Re + i · Im for each element: diagonal along all axes of the array, with the value (1, i) over
+    # the last axis of the pairs.
     axes = [Axis.of(v) for v in range(len(shape) + 1)]
     found = term_structure(shape, (*shape, 2), (*shape, 2), axes[:-1], axes, stored=[len(shape)])
     if found is None:

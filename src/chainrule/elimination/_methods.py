@@ -364,6 +364,7 @@ class _Offer:
     ) -> Candidate:  # fmt: skip
         if backend == "native":
             # One launch, and where an entry belongs is known when the kernel is compiled.
+            # A vector instruction takes as long for one element as for a full register.
             elements, kernels = max(self.batch, _LANES), 0.0
             per_element = replace(work, placed=0.0, kernels=0.0)
         else:

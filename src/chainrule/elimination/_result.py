@@ -108,6 +108,7 @@ class StructuredJacobian:
         """The transposed block, ∂input/∂output of the linear map; nothing is copied but axes order."""
         if self.structure.is_zero:
             return StructuredJacobian(zero_structure(self.in_shape, self.out_shape), (), self.dtype)
+        # Also of a complex block: nothing is conjugated, J.T is the transpose and not the adjoint.
         flipped = [term.transposed() for term in self.structure.terms]
         values = tuple(
             None if value is None else value.transpose(order)
@@ -149,6 +150,8 @@ class StructuredJacobian:
 
     def entries(self) -> jax.Array:
         """The specified entries in the order of `coordinates`."""
+        # The values may be traced and the places are not: coefficients are written by NumPy, values laid over
+        # them.
         constants = [
             np.full(t.entries, 0.0 if t.valued else t.coefficient) for t in self.structure.terms
         ]

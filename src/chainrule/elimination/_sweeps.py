@@ -150,6 +150,8 @@ def colour(graph: Graph) -> Colouring:
 
 def _most_per_line(pattern: Pattern) -> int:
     """The most entries that a row has: their columns all need different colours."""
+    # Two columns with an entry in the same row cannot share a product, or the two entries would be added: the
+    # columns of a row need as many colours as there are.
     return int(np.bincount(pattern.rows, minlength=1).max()) if pattern.rows.size else 0
 
 
@@ -205,6 +207,9 @@ def _compressed_blocks(graph: Graph, operands: Sequence[Any]) -> tuple[list[Any]
     plan = colour(graph)
     with jax.numpy_dtype_promotion("standard"):
         point = jnp.concatenate([jnp.ravel(operand) for operand in operands])
+    # The seed of a colour is Σ e_c over its columns, so J·seed at row r is Σ J[r, c]. By the colouring at
+    # most one of these c has an entry in row r: each entry is read off the product of its own colour. In
+    # reverse the same holds with rows and Jᵀ.
     used = np.arange(plan.count)[:, None] == plan.colours
     seeds = jnp.asarray(used, point.dtype)
 
@@ -338,6 +343,8 @@ def _complex_again(output: Any, block: Any) -> Any:
     """The block of a complex output, from that of its real and imaginary part."""
     if not jnp.iscomplexobj(output):
         return block
+    # For real inputs the derivative of a complex output is ∂Re + i ∂Im, as `jax.jacfwd` gives it. `jacrev`
+    # refuses complex outputs: it is given the pairs.
     parts = jnp.moveaxis(block, jnp.ndim(output), 0)
     dtype = jnp.finfo(complex_dtype(block.dtype)).dtype
     return jax.lax.complex(parts[0].astype(dtype), parts[1].astype(dtype))

@@ -144,6 +144,10 @@ def sweep_work(graph: Graph, directions: int, *, reverse: bool) -> Work:
     The transcendental functions of the partials are shared by all directions. A component that is asked
     for products answers one direction per call.
     """
+    # A sweep is linear in the direction: per direction it multiplies by partials and adds, about twice the
+    # arithmetic of the function, while sines and the like in the partials are computed once. Forward mode
+    # launches the program and its tangents (2), reverse mode the program, what it keeps for later, and the
+    # way back (3).
     once = work_of_program(graph.program)
     per_direction = Work(
         arithmetic=_PER_DIRECTION * (once.arithmetic + once.transcendental),
@@ -221,6 +225,8 @@ def product_work(outer: Structure, inner: Structure) -> Work:
             if plan is None:
                 continue
             read = {v for axis in (*plan.left, *plan.right) for v in axis.variables}
+            # One multiplication for every iteration that reads something. More of them than entries in the
+            # result means that some are summed: a matrix product, which XLA launches as a kernel of its own.
             multiplied = math.prod(plan.sizes[v] for v in read)
             if multiplied > math.prod(plan.result.stored_shape):
                 contraction, kernels = contraction + multiplied, kernels + 1

@@ -206,6 +206,8 @@ def _tap(sowing: Sowing, values: list[Any]) -> Extra:
 
 def _measure(array: Any) -> tuple[Any, Any, Any, Any]:
     """Sum of squares, smallest, largest, number of NaN/inf."""
+    # Short floats are widened before they are squared: the largest number of float16 is 65504, and a norm of
+    # 256 would already be infinite.
     magnitude = jnp.abs(array) if jnp.iscomplexobj(array) else array
     is_wide = magnitude.dtype in (jnp.float32, jnp.float64)
     real = magnitude if is_wide else magnitude.astype(float)
@@ -218,6 +220,8 @@ def _measure(array: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _combine(state: Sequence[Any], leaves: Sequence[Any], count: Any) -> list[Any]:
+    # Sums of squares and counts are added, so that the norm is that of all iterations as one vector. The
+    # state before the first iteration is zeros, which are neutral for sums only: that iteration replaces it.
     combined = []
     for position, (old, new) in enumerate(zip(state, leaves, strict=True)):
         both = (jnp.add, jnp.minimum, jnp.maximum, jnp.add)[position % 4](old, new)

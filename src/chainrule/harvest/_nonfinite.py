@@ -160,6 +160,8 @@ class _Search:
             if is_sow(eqn, self.tag):
                 seen = eqn.params["sowing"]
             cause = self._cause(eqn, values, results, bad, context)
+            # Equations are visited backwards, so the last report that is found is the earliest in the
+            # program.
             report = cause.report or report
             suspects |= {v for n in cause.inputs if isinstance(v := eqn.invars[n], Var)}
         if report is not None and report.name is None and seen is not None:

@@ -131,6 +131,8 @@ def grad_wrt(
         traced = stage(function, args, kwargs, Watch(placed=frozenset({tag})))
         _check_known(wanted, traced.program, tag)
         shapes = _sown_shapes(traced, tag, wanted)
+        # The gradient by δ at δ = 0 is the cotangent of the sown value in JAX's convention: for complex
+        # values ∂L/∂a - i ∂L/∂b, not conjugated.
         zeros = {name: jax.tree.map(_zero_like, shapes[name]) for name in wanted}
 
         def perturbed(perturbations: dict[str, Any]) -> Any:

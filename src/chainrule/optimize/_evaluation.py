@@ -222,6 +222,7 @@ class Evaluation:
         violation = 0.0 if self.limits is None else self.limits.violation(point.constraints)
         step = Step(len(self.history) + 1, point.value, steepest, violation)
         self.history.append(step)
+        # Lexicographic: least violation first, then the value.
         # A point that violates constraints is worse than any that does not.
         rank = (violation if violation > FEASIBLE else 0.0, point.value)
         if rank < self._rank:

@@ -127,6 +127,8 @@ def _root(
 
     def move(state: _State) -> _State:
         if settings.method == "newton":
+            # Newton for d(x) = f(x) - x = 0: d'(x) step = -d(x). The linear solve need not be exact, since
+            # the next step begins where this one ends; the tolerance of the search decides.
             step = -_solve_linear(lambda v: jax.jvp(g, (state.x,), (v,))[1], state.difference, 1e-8)
         else:
             step = settings.damping * state.difference
@@ -177,6 +179,7 @@ def _solve_linear(g: Callable[[Any], Any], y: Any, tolerance: float) -> Any:
         operator = lx.FunctionLinearOperator(g, jax.eval_shape(lambda: y))
         solver = lx.GMRES(rtol=tolerance / 10, atol=tolerance / 10, restart=50)
         return lx.linear_solve(operator, y, solver, throw=False).value
+    # g is linear, so its Jacobian is the same everywhere: it is taken at 0.
     return jnp.linalg.solve(jax.jacfwd(g)(jnp.zeros_like(y)), y)
 
 

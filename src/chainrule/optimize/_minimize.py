@@ -313,6 +313,7 @@ def _residual_computation(flat: Callable[[Any], Any], jacobian: str) -> Callable
 
     def evaluate(x: Any) -> Point:
         values, block = whole(x)
+        # ½ Σ r² has the gradient Jᵀ r: the Jacobian that the solver needs anyway gives it.
         r = np.asarray(values, float)
         matrix = block.to_scipy() if jacobian == "sparse" else np.asarray(block, float)
         return Point(0.5 * r @ r, matrix.T @ r, r, matrix)
@@ -364,6 +365,7 @@ def _products(flat: Callable[[Any], Any]) -> Callable[[Any], Point]:
 
 
 def _hvp(flat: Callable[[Any], tuple[Any, Any]]) -> Callable[[Any, Any], np.ndarray]:
+    # d/dt ∇f(x + t v) = H v: forward over reverse, a few gradients' work and no matrix.
     gradient = jax.grad(lambda x: flat(x)[0])
     product = jax.jit(lambda x, v: jax.jvp(gradient, (x,), (v,))[1])
 

@@ -40,6 +40,8 @@ def langevin(
     def update(gradients: Any, state: LangevinState, params: Any = None) -> Any:
         leaves, treedef = jax.tree.flatten(gradients)
         following, *keys = jax.random.split(state.key, len(leaves) + 1)
+        # The noise of one step has the variance 2 η T: then the density that does not change under h ← h - η
+        # ∇E + noise is, for small η, proportional to exp(-E / T) (Euler–Maruyama of dh = -∇E dt + √(2T) dW).
         scale = jnp.sqrt(2 * step_size * temperature)
         moves = [
             -step_size * leaf + (scale * jax.random.normal(key, leaf.shape)).astype(leaf.dtype)

@@ -262,6 +262,9 @@ def _weights(phase: Phase, learner: Learner) -> Mask:
 
 
 def _total(*batch: Any, model: Any) -> tuple[jax.Array, tuple[Energies, int]]:
+    # The sum, not the mean: a value occurs in the energy of its own sample only, so ∂(Σ E)/∂h_i = ∂E_i/∂h_i,
+    # and the step of a value does not depend on the size of the batch. Weights occur in all energies; their
+    # gradient is divided by the number of samples later (`_update`).
     per_sample, terms = measure(*batch, model=model)
     return jnp.sum(per_sample), (terms, per_sample.shape[0])
 

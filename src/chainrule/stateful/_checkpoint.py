@@ -135,6 +135,8 @@ def _write_orbax(path: Path, arrays: Arrays, facts: Facts) -> None:
 
 def _replace_folder(path: Path, folder: Path) -> None:
     """Put the new checkpoint of a folder where an old one may be, or leave that one there."""
+    # No call replaces a folder that is not empty. So the old one is renamed first, and renamed back if the
+    # new one cannot take its place; at every moment one of the two is whole on the disk.
     old = folder / "old"
     try:
         if path.exists():

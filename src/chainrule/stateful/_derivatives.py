@@ -176,6 +176,8 @@ def _argnums(
     """Without a mask as in JAX (by default the first); with one, the parameters come last."""
     if not selection.is_given:
         return 0 if argnums is None else argnums if isinstance(argnums, int) else tuple(argnums)
+    # The selected parameters are argument number `count`, after the user's. A negative number counts from the
+    # end of the user's arguments, as in JAX, where the parameters are not.
     if argnums is None or argnums == ():
         return count
     chosen = (argnums,) if isinstance(argnums, int) else argnums

@@ -189,6 +189,8 @@ def read(param: Any, stack: tuple[Frame, ...]) -> Any:
     for frame in reversed(stack):
         if key in frame.values:
             return frame.values[key]
+        # Made inside of this frame: no frame further out can know it. Frames are numbered as they are opened
+        # and objects get the number of the innermost one, so that is a comparison.
         if param._birth >= frame.serial:
             break
         if frame.is_barrier:
@@ -205,6 +207,7 @@ def write_all(pairs: Iterable[tuple[Any, Any]]) -> None:
     """Set several parameters, or none of them when one must not be set so."""
     stack = local.stack
     frame = stack[-1] if stack else None
+    # Two passes: the list is complete, and every value admitted, before the first one is stored.
     for param, value in [(param, _admitted(param, value, frame)) for param, value in pairs]:
         if frame is not None and id(param) in frame.values:
             frame.values[id(param)] = value
@@ -238,6 +241,8 @@ def _fit(param: Any, frame: Frame, value: Any) -> Any:
 
 def _guard_trace(node: Any, value: Any, trace: Any) -> None:
     """A plain `jax.*` transformation has no frame: a write under it would leak its tracer."""
+    # A node may hold tracers of the trace in which it was made, or its frame opened. One of another trace
+    # would outlive the transformation that made it.
     if trace == current_trace():
         return
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):

@@ -336,6 +336,9 @@ class _Binding:
 
     def is_for(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether it can serve a call: made for these very objects, current, and not nested."""
+        # In the order of what fails soonest. Identities are compared, not equality: a parameter answers `==`
+        # element by element. An object that died may have given its identity to another one, but then its
+        # weak reference has removed this binding (`roots`).
         if local.stack or trace_state.value is not NO_TRACE:
             return False
         if self._watch.is_stale or len(kwargs) != self._count or len(args) != self._arity:

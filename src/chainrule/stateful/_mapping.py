@@ -33,6 +33,9 @@ class Fork:
         self.values = list(call.values)
         for slot, param in enumerate(call.inventory.params):
             if isinstance(param, RKGState) and param.is_forked and is_shared[slot]:
+                # Both halves are independent of each other: what the lanes draw, and how much of it, has no
+                # influence on the state after the call. Lane i begins at fold_in(lanes, i), which differs for
+                # every i.
                 after, lanes = jax.random.split(jax.random.wrap_key_data(call.values[slot]))
                 self._after[slot] = jax.random.key_data(after)
                 self.values[slot] = jax.random.key_data(lanes)

@@ -189,6 +189,8 @@ def _match(
 
 def _carried(state: Any, optimizer: Any, values: Mapping[str, Any]) -> Any:
     """A state for these parameters that begins where another one is."""
+    # The state's type says which parameters it belongs to, because optax keeps trees like theirs. Shapes are
+    # enough to compare, so nothing is computed in the usual case.
     if same_type(state, jax.eval_shape(optimizer.init, values)):
         return state
     return _merged(optimizer.init(values), state, values)

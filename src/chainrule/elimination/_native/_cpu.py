@@ -65,6 +65,9 @@ def emit_handler(module: ir.Module, kernel: Kernel, *, threads: int) -> None:
         kernel: of the same module.
         threads: the most that share a long loop.
     """
+    # XLA calls a handler with a frame, first to ask for its version (an extension of the frame), then once
+    # per stage of a program's life; the work is done in the last stage. It returns a null pointer for
+    # success.
     handler = ir.Function(module, ir.FunctionType(POINTER, [POINTER]), "handler")
     frame = handler.args[0]
     builder = ir.IRBuilder(handler.append_basic_block())
@@ -134,6 +137,8 @@ def _emit_blocks(
     step = builder.sdiv(
         builder.add(blocks, builder.sub(count, ir.Constant(I64, 1))), count, name="step"
     )
+    # On this function's stack. That is safe because every thread that was started is joined before it
+    # returns; one that could not be started has no handle, and its part is computed here.
     contexts = [_reserve(builder, _CONTEXT) for _ in range(threads)]
     handles = [_reserve(builder, I64) for _ in range(threads)]
     failed = [_reserve(builder, I32) for _ in range(threads)]

@@ -312,6 +312,8 @@ def _integer_pow(scalars: ScalarProgram, eqn: JaxprEqn, x: np.ndarray) -> np.nda
     dtype = dtype_name(aval_of(eqn.outvars[0]).dtype)
 
     def power(base: int) -> int:
+        # x¹³ = x⁸ · x⁴ · x¹: squares for the binary digits of the exponent. The factor 1 disappears
+        # (`_simplify`). x⁻ⁿ is 1 / xⁿ.
         result, square, rest = scalars.constant(1.0, dtype), base, abs(exponent)
         while rest:
             if rest & 1:

@@ -171,6 +171,8 @@ class _Known:
         self, cut: Sequence[Var], targets: Sequence[Var]
     ) -> dict[Var, dict[Var, Block]]:
         """Target → node of the cut → ∂target/∂node, along paths that meet no other node of the cut."""
+        # du = Σ_z M_z dz. The recurrence is ∂node/∂z = Σ ∂node/∂operand · ∂operand/∂z, from the cut on in the
+        # order of the program. It stops at nodes of the cut: what comes before them is in dz.
         found: dict[Var, dict[Var, Block]] = {z: {z: _identity(z)} for z in cut}
         for node in self._ancestors(targets, stop=cut):
             columns: dict[Var, Block] = {}
@@ -182,6 +184,9 @@ class _Known:
 
     def _rows_to(self, cut: Sequence[Var], sources: Sequence[Var]) -> dict[Var, dict[Var, Block]]:
         """Source → node of the cut → ∂node/∂source, along paths that meet no other node of the cut."""
+        # dz = Σ M dv, by the transposed recurrence: ∂z/∂operand += ∂z/∂node · ∂node/∂operand, from the cut
+        # backwards. Only nodes on a way from the sources to the cut are visited. A node of the cut is not
+        # passed: its own dz stands for all paths through it.
         before = self._ancestors(cut, stop=())
         between = set(sources)
         for node in before:

@@ -77,6 +77,9 @@ def order_windows(graph: PartialGraph, order: Sequence[int], width: int) -> list
 
 def _best_order(segment: list[int], costs: Sequence[int]) -> list[int]:
     """Dynamic programming over subsets; as it is, if nothing is cheaper."""
+    # T(S) = min over k in S of T(S without k) + cost(k after S without k): the last vertex of the best order
+    # of S, for all S by rising numbers, so that smaller sets come first. `costs` has cost(k after S) at [S ·
+    # width + k], because what is left of the graph depends on the set only.
     width = len(segment)
     totals, last = [0] * (1 << width), [0] * (1 << width)
     for subset in range(1, 1 << width):

@@ -257,6 +257,8 @@ class BatchNorm(Module):
         check_axis(self.axis_name)
         positions = tuple(range(1, x.ndim))
         mean = jax.lax.pmean(jnp.mean(x, positions), self.axis_name)
+        # The variance as the mean of (x - mean)², in a second pass: mean(x²) - mean² would subtract two large
+        # numbers that agree in most digits, and can be negative.
         square = jnp.mean(jnp.square(x - mean.reshape((-1,) + (1,) * (x.ndim - 1))), positions)
         var = jax.lax.pmean(square, self.axis_name)
         for running, batch in ((self.mean, mean), (self.var, var)):
