@@ -80,19 +80,29 @@ class HostFunction(Protocol):
         ...
 
 
-class View:
-    """How NumPy sees one buffer; shape and dtype are known from the compiled program."""
+class Buffers:
+    """How NumPy sees the buffers of one side of a call; the compiled program knows shapes and dtypes."""
 
-    def __init__(self, aval: Any) -> None:
-        self._shape, self._dtype = tuple(aval.shape), np.dtype(aval.dtype)
-        self._memory = ctypes.c_char * (self._dtype.itemsize * math.prod(self._shape))
+    def __init__(self, avals: Sequence[Any]) -> None:
+        self._table = ctypes.c_uint64 * len(avals)
+        self._views = [_view_of(tuple(aval.shape), np.dtype(aval.dtype)) for aval in avals]
 
-    def at(self, address: int) -> np.ndarray:
-        """The array in the buffer that is described at an address."""
-        data = _Word.from_address(address + BUFFER_DATA)[0]
-        if not data:  # an empty array
-            return np.empty(self._shape, self._dtype)
-        return np.ndarray(self._shape, self._dtype, self._memory.from_address(data))
+    def at(self, address: int) -> list[np.ndarray]:
+        """The arrays in the buffers whose descriptions are listed at an address."""
+        table = self._table.from_address(address)
+        return [
+            np.ndarray(shape, dtype, memory.from_address(_read(buffer + BUFFER_DATA)))
+            for (shape, dtype, memory), buffer in zip(self._views, table, strict=True)
+        ]
+
+
+def _view_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, ...]:
+    return shape, dtype, ctypes.c_char * (dtype.itemsize * math.prod(shape))
+
+
+def _read(address: int) -> int:
+    """The word at an address."""
+    return ctypes.c_uint64.from_address(address).value
 
 
 class HostTarget:
@@ -106,8 +116,7 @@ class HostTarget:
         digest = zlib.crc32(repr((function, operands, results)).encode())
         self.number = digest << 24 | next(_numbers)
         self.function = function
-        self.operands = [View(aval) for aval in operands]
-        self.results = [View(aval) for aval in results]
+        self.operands, self.results = Buffers(operands), Buffers(results)
 
     def __reduce__(self) -> Any:
         """Refuse to be pickled: the number means nothing, or something else, in another process."""
@@ -120,7 +129,6 @@ class HostTarget:
         )
 
 
-_Word = ctypes.c_uint64 * 1
 _numbers = itertools.count(1)
 _by_number: weakref.WeakValueDictionary[int, HostTarget] = weakref.WeakValueDictionary()
 
@@ -149,9 +157,13 @@ def _supports(dtypes: Sequence[Any]) -> bool:
     return all(dtype in _SUPPORTED for dtype in dtypes)
 
 
+_Frame = ctypes.c_char * CALL_FRAME.size
+
+
 def _handle(address: int) -> int | None:
-    frame = ctypes.string_at(address, CALL_FRAME.size)
-    size, extension, api, operands, results, attributes = CALL_FRAME.unpack(frame)
+    size, extension, api, operands, results, attributes = CALL_FRAME.unpack_from(
+        _Frame.from_address(address)
+    )
     try:
         if extension and _answer_metadata(extension):
             return None
@@ -166,7 +178,7 @@ def _answer_metadata(extension: int) -> bool:
     kind, metadata = EXTENSION.unpack(ctypes.string_at(extension, EXTENSION.size))
     if kind != METADATA_EXTENSION:
         return False
-    _Word.from_address(metadata + METADATA_VERSION)[0] = ffi_version()
+    ctypes.c_uint64.from_address(metadata + METADATA_VERSION).value = ffi_version()
     return True
 
 
@@ -183,26 +195,14 @@ def _problem(size: int, api: int) -> str | None:
 
 
 def _execute(operands: int, results: int, attributes: int) -> str | None:
-    number = _read_number(attributes)
+    number = _read(_read(_read(attributes) + SCALAR_VALUE))
     target = _by_number.get(number)
     if target is None:
         return (
             f"The compiled program calls host function {number}, which is not alive in this process: it "
             "was compiled elsewhere, or outlived everything that knew its component."
         )
-    return target.function.run(_arrays(target.operands, operands), _arrays(target.results, results))
-
-
-def _read_number(attributes: int) -> int:
-    scalar = _Word.from_address(attributes)[0]
-    value = _Word.from_address(scalar + SCALAR_VALUE)[0]
-    return _Word.from_address(value)[0]
-
-
-def _arrays(views: list[View], table: int) -> list[np.ndarray]:
-    return [
-        view.at(_Word.from_address(table + 8 * position)[0]) for position, view in enumerate(views)
-    ]
+    return target.function.run(target.operands.at(operands), target.results.at(results))
 
 
 _CREATE_ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
@@ -210,9 +210,8 @@ _CREATE_ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 
 def _new_error(api: int, text: str) -> int:
     """An error object of XLA, made by the first function of the API's table."""
-    pointer = _Word.from_address(api + API_HEADER.size)[0]
     message = ctypes.create_string_buffer(text.encode())
-    return _CREATE_ERROR(pointer)(ERROR_CREATE.pack(28, 0, ctypes.addressof(message), _UNKNOWN))
+    return _CREATE_ERROR(_read(api + API_HEADER.size))(ERROR_CREATE.pack(28, 0, ctypes.addressof(message), _UNKNOWN))
 
 
 _HANDLER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_handle)

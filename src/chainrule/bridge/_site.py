@@ -210,10 +210,11 @@ def check_result(value: Any, port: Port, type_: ArrayType, request: Any, target:
     Raises:
         ComponentError: it has another shape, or a kind of number that cannot be converted.
     """
-    array = value if isinstance(value, np.ndarray) or is_on_device(value) else np.asarray(value)
-    found = array.dtype if isinstance(array, np.ndarray) else dtype_of(array)
-    same_dtype = found is type_.dtype or found == type_.dtype
-    if array.shape == type_.shape and (same_dtype or _converts(found, type_.dtype)):
+    if isinstance(value, np.ndarray) and value.shape == type_.shape and value.dtype == type_.dtype:
+        return value
+    array = value if is_on_device(value) else np.asarray(value)
+    found = dtype_of(array)
+    if array.shape == type_.shape and (found == type_.dtype or _converts(found, type_.dtype)):
         return array
     raise ComponentError(
         f"`{request.name}` of {target.name} returned {_describe(value, tuple(array.shape), found)}"

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -470,15 +468,11 @@ class Timings:
     """How long requests took, by the number of their vectors. Safe between threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # not held while a request is measured
+        self._lock = threading.Lock()
         self._totals: dict[str, dict[int, tuple[float, int]]] = {}
 
-    @contextmanager
-    def of(self, request: str, vectors: int = 1) -> Iterator[None]:
-        """Measure a request of this many vectors. One that fails does not count."""
-        start = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - start
+    def note(self, request: str, seconds: float, vectors: int = 1) -> None:
+        """Count a request of this many vectors that was answered."""
         with self._lock:
             totals = self._totals.setdefault(request, {})
             total, number = totals.get(vectors, (0.0, 0))

@@ -64,9 +64,6 @@ class Run:
         is_flat: put files directly into `output_path`, as the command line does, instead of a folder
             per run.
 
-    Attributes:
-        reuse: how often something kept from earlier calls was there (`results_hit`, `residuals_miss`, …).
-
     Raises:
         InputError: the id is not of the safe form (`bad_run_id`).
     """
@@ -78,7 +75,6 @@ class Run:
         self._given_id = None if run_id is None else self.check_id(run_id)
         self._is_flat = is_flat
         self._log: LocalLog | MlflowLog | None = None
-        self.reuse: Counter[str] = Counter()
 
     @staticmethod
     def current() -> Run | None:
@@ -101,6 +97,11 @@ class Run:
             f"found {found}.",
             code="bad_run_id",
         )
+
+    @cached_property
+    def reuse(self) -> Counter[str]:
+        """How often something kept from earlier calls was there (`results_hit`, `residuals_miss`, …)."""
+        return Counter()
 
     @cached_property
     def run_id(self) -> str:

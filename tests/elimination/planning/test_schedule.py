@@ -232,25 +232,15 @@ def test_measured_prices(counted):
     assert plan_jacobian(a)(jnp.ones(4)) == plan_jacobian(a, prices={})(jnp.ones(4))
 
 
-def test_messages_and_vectors_are_measured_apart(monkeypatch):
+def test_messages_and_vectors_are_measured_apart():
     """Requests of k vectors take 3 + 2 k seconds, and an evaluation takes 4: 3 of it are the message."""
-    now = [0.0]
-    monkeypatch.setattr("chainrule.bridge._target.time.perf_counter", lambda: now[0])
     timings = Timings()
-
-    def take(request, vectors, seconds):
-        with timings.of(request, vectors):
-            now[0] += seconds
-
-    take("apply", 1, 4.0)
+    timings.note("apply", 4.0)
     assert timings.means() == {"apply": 4.0}
     for vectors in (1, 5, 1, 10):
-        take("jvp", vectors, 3.0 + 2.0 * vectors)
+        timings.note("jvp", 3.0 + 2.0 * vectors, vectors)
     means = timings.means()
     assert means == pytest.approx({"apply": 1.0, "jvp": 2.0, "message": 3.0})
-    with pytest.raises(ZeroDivisionError), timings.of("vjp", 2):
-        1 / 0
-    assert "vjp" not in timings.means()
 
 
 def test_a_server_measures(tmp_path):
