@@ -13,6 +13,7 @@ Copies: the caller and the author of a component never share memory. An author g
 passed, and the caller gets copies of what the author returned. Both may then keep, overwrite and share their
 arrays, and the other never sees a change. An array is copied once, where it crosses from one to the other:
 inputs while they are validated (`runtime._schema._validation`), results at the end of `LocalComponent.call`.
+Where one of the two is in another process, the copy into memory of this process is that copy.
 Code that calls an author's function several times with the same inputs (`runtime._derivatives`) makes a copy
 for every call.
 

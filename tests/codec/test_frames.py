@@ -250,3 +250,16 @@ def test_a_header_that_is_known_is_refused_where_its_data_is_missing():
     short[16:24] = len(short).to_bytes(8, "little")
     with pytest.raises(DecodeError):
         decode_frames(bytes(short))
+
+
+def test_arrays_that_can_be_written_to_are_apart():
+    """Two arrays may name the same bytes; who writes to one does not change the other."""
+    header = [{"$array": ["float64", [4000], offset, 32000]} for offset in (0, 64, 0)]
+    header.append({"$array": ["float64", [1], 32064, 8]})
+    message = bytearray(by_hand(header, np.arange(4009.0).tobytes()))
+    first, *others, small = decode_frames(message, writable=True)
+    before = [each.copy() for each in (*others, small)]
+    first[:] = -1
+    for array, expected in zip((*others, small), before, strict=True):
+        np.testing.assert_array_equal(array, expected)
+    assert not np.shares_memory(small, np.frombuffer(message, np.uint8)), "it would keep the body"

@@ -212,7 +212,8 @@ def _read_prefix(view: memoryview) -> tuple[int, int]:
 def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS, writable: bool = False) -> Any:
     """The tree of a message. Its arrays are views into `buffer`, which must not change afterwards.
 
-    They are read-only, unless the caller owns the buffer and asks for `writable` ones.
+    They are read-only, unless the caller owns the buffer and asks for `writable` ones. Of those, arrays that
+    share bytes with others and small ones of a large body are copies.
 
     Raises:
         DecodeError: not a sound message.
@@ -238,6 +239,7 @@ class _Reader:
     def __init__(self, data: memoryview, budget: Budget, writable: bool) -> None:
         self._data = data
         self._left = len(data)
+        self._end = 0  # of the arrays so far
         self._budget = budget
         self._writable = writable
 
@@ -281,11 +283,14 @@ class _Reader:
             return from_wire(unpacked, shape, dtype, writable=self._writable)
         if stored != nbytes:
             raise _malformed(f"{nbytes} bytes for {name}{sizes}", f"{stored}")
-        # Arrays may share bytes of the body, but the author of a component gets a copy of each.
         self._left -= nbytes
         if self._left < 0:
             self._budget.expand(min(nbytes, -self._left))
-        return from_wire(self._data, shape, dtype, offset, writable=self._writable)
+        is_shared, self._end = offset < self._end, max(self._end, offset + nbytes)
+        array = from_wire(self._data, shape, dtype, offset, writable=self._writable)
+        # Who writes to one array must not change another one, and who keeps a small one would keep the body.
+        is_small = nbytes <= _GATHER_BELOW < len(self._data)
+        return array.copy() if self._writable and (is_shared or is_small) else array
 
     def _sparse(self, content: dict[str, Any]) -> SparseArray:
         if content.keys() != {"shape", "indices", "values"}:

@@ -211,7 +211,9 @@ _CREATE_ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 def _new_error(api: int, text: str) -> int:
     """An error object of XLA, made by the first function of the API's table."""
     message = ctypes.create_string_buffer(text.encode())
-    return _CREATE_ERROR(_read(api + API_HEADER.size))(ERROR_CREATE.pack(28, 0, ctypes.addressof(message), _UNKNOWN))
+    return _CREATE_ERROR(_read(api + API_HEADER.size))(
+        ERROR_CREATE.pack(28, 0, ctypes.addressof(message), _UNKNOWN)
+    )
 
 
 _HANDLER = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_handle)

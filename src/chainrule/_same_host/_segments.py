@@ -21,11 +21,13 @@ Three rules make this safe.
    that reads beyond the end of a file is killed. Only as much as the body is mapped.
 
 Segments are used again because new memory costs five times as much as writing to memory that is there: the
-system has to find and clear every page, and each process has to map it.
+system has to find and clear every page, and each process has to map it. For the same reason a caller uses the
+memory of its own again into which it copies large answers (`_AnswerMemory`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -35,7 +37,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +48,10 @@ _SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 _MIN_BYTES = 1 << 16
 # Mapped in such steps, so that bodies of about the same size find the memory mapped.
 _MAP_STEP = 1 << 20
-# Idle segments of a caller beyond this are closed.
+# Idle segments of a caller beyond this are closed, and memory for answers beyond this is not used again.
 _MAX_IDLE_BYTES = 256 << 20
+# Smaller answers are copied into memory of malloc, which keeps such memory itself.
+_MIN_ANSWER_BYTES = 1 << 20
 # Of a process: those that were not used for the longest time go first. Each needs two descriptors.
 _MAX_MAPPED_BYTES = 1 << 30
 _MAX_MAPPED = 64
@@ -185,10 +189,69 @@ def stored(pieces: Sequence[Any]) -> Segment:
     return segment
 
 
-class SegmentPool:
-    """Segments that a caller uses again, call after call. Safe between threads."""
+class _Block(NamedTuple):
+    """Memory of this process, and the object through which everything that reads it refers to it.
+
+    NumPy, memoryviews and torch hold the object from which they got a buffer for as long as they use it. So
+    when the object is gone, no array is left that lies in the memory.
+    """
+
+    memory: mmap.mmap
+    user: weakref.ref[Any]
+
+
+class _AnswerMemory:
+    """Memory of this process for the answers of a caller. Safe between threads.
+
+    A block is used again when the arrays of the answer that it held are gone; see `_Block`. The last blocks
+    are remembered, used or not; memory of those that are not is freed with the last array in it.
+    """
 
     def __init__(self) -> None:
+        self._blocks: list[_Block] = []
+        self._lock = threading.Lock()
+
+    def copy(self, source: memoryview) -> np.ndarray[Any, Any]:
+        """A copy of some bytes."""
+        if len(source) < _MIN_ANSWER_BYTES:
+            return np.array(source, np.uint8)
+        copied = np.frombuffer(self._take(len(source)), np.uint8, len(source))
+        np.copyto(copied, source)
+        return copied
+
+    def _take(self, nbytes: int) -> Any:
+        """What refers to a block with room for `nbytes`, for nobody else."""
+        with self._lock:
+            idle = [b for b in self._blocks if b.user() is None and len(b.memory) >= nbytes]
+            block = min(idle, key=lambda block: len(block.memory), default=None)
+            if block is None or len(block.memory) > 2 * nbytes:
+                memory = _private(nbytes)
+            else:
+                self._blocks.remove(block)
+                memory = block.memory
+            user = (ctypes.c_char * len(memory)).from_buffer(memory)
+            self._blocks.append(_Block(memory, weakref.ref(user)))
+            while sum(len(block.memory) for block in self._blocks) > _MAX_IDLE_BYTES:
+                self._blocks.pop(0)
+        return user
+
+
+def _private(nbytes: int) -> mmap.mmap:
+    """New memory that no other process sees, in large pages where the system has them."""
+    memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+class SegmentPool:
+    """Segments that a caller uses again, call after call. Safe between threads.
+
+    Attributes:
+        answers: where the caller copies answers to.
+    """
+
+    def __init__(self) -> None:
+        self.answers = _AnswerMemory()
         self._idle: list[Segment] = []
         self._returned: deque[Segment] = deque()
         # Held only while the list is looked at. Memory is allocated outside of it, and so can be slow.
@@ -308,7 +371,7 @@ class CallMemory:
             self.room = segment
         if segment is None:
             raise DecodeError("The answer lies in memory that was not offered.", code="bad_segment")
-        return segment.copy(nbytes)
+        return self._pool.answers.copy(segment.view(nbytes))
 
     def give_back(self) -> None:
         """The worker has replied: the segments are used again."""

@@ -186,7 +186,11 @@ class Answerer:
         limits = config.limits.shared_by(count)
         body, limits = expand_body(call.body, call.content_encoding, limits)
         payload = decode_body(
-            body, media_type=call.content_type, grants=config.grants, limits=limits
+            body,
+            media_type=call.content_type,
+            grants=config.grants,
+            limits=limits,
+            writable=True,  # the arrays become the author's, without another copy
         )
         if not isinstance(payload, dict):
             raise InputError(
@@ -201,7 +205,12 @@ class Answerer:
         if endpoint in ADDED:
             return ADDED[endpoint](self.component, payload, run)
         compute = partial(
-            self.component.call, endpoint, payload, run=run, copy_results=self._copy_results
+            self.component.call,
+            endpoint,
+            payload,
+            run=run,
+            copy_inputs=False,
+            copy_results=self._copy_results,
         )
         if self._cache is None:
             return compute()
