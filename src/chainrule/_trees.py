@@ -185,7 +185,14 @@ def flatten_with_paths(tree: Any, include_paths: Iterable[str] | None = None) ->
     """
     if include_paths is not None:
         return {path: get_at_path(tree, path) for path in include_paths}
+    if type(tree) is dict and all(map(_is_leaf_with_name, tree, tree.values())):
+        return dict(tree)
     return {join_path(*segments): leaf for segments, leaf in iterate_leaves(tree)}
+
+
+def _is_leaf_with_name(key: Any, node: Any) -> bool:
+    """Whether a part of a mapping is a leaf whose path is its key."""
+    return isinstance(key, str) and key.isidentifier() and not _is_container(type(node))
 
 
 def get_at_path(tree: Any, path: str) -> Any:
@@ -194,6 +201,8 @@ def get_at_path(tree: Any, path: str) -> Any:
     Raises:
         PathError: nothing is there; the message says how far the path could be followed.
     """
+    if type(tree) is dict and path.isidentifier() and path in tree:  # the most usual of all
+        return tree[path]
     node = tree
     segments = split_path(path)
     for depth, segment in enumerate(segments):
@@ -251,6 +260,8 @@ def set_at_path(tree: Any, values: Mapping[str, Any]) -> Any:
     `tree`, which is never changed. A mapping key that does not exist yet is added; any other missing
     node is a `PathError`.
     """
+    if type(tree) is dict and all(path.isidentifier() and path in tree for path in values):
+        return {**tree, **values}
     plan = _Edit()
     for path, value in values.items():
         edit = plan

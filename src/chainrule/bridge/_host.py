@@ -230,16 +230,24 @@ class HostCall(_HostFunction):
         return None
 
     def _fill_on_device(self, stream: int, operands: list[Any], results: list[Any]) -> None:
-        library = device_library_of(self.call.site.target)
+        library = self._library
         assert library is not None
         with library.running_on(stream):
             arrays = [library.view_buffer(operand) for operand in operands]
             filled = [library.view_buffer(result) for result in results]
-            if answers_on_device(self.call.site, self.call.request):
+            if self._is_for_device:
                 _compute(self.call, arrays, filled)
                 return
             with library.staged(filled) as on_host:
                 _compute(self._call_on_host, [to_host(array) for array in arrays], on_host)
+
+    @cached_property
+    def _library(self) -> DeviceLibrary | None:
+        return device_library_of(self.call.site.target)
+
+    @cached_property
+    def _is_for_device(self) -> bool:
+        return answers_on_device(self.call.site, self.call.request)
 
     @cached_property
     def _call_on_host(self) -> Call:

@@ -9,6 +9,7 @@ of `answers_on_device`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,10 +46,11 @@ def answer(site: Site, request: Request, operands: Sequence[np.ndarray]) -> list
 def answer_on_device(site: Site, request: Request, operands: Sequence[Any]) -> list[Any]:
     """`answer` for arrays on a GPU: the target validates the request once for all operands, if it can."""
     key = ("prepared", request)
-    if key not in site.host_functions:
-        site.host_functions[key] = _prepare(site, request, operands)
-    prepared = site.host_functions[key]
-    return answer(site, request, operands) if prepared is None else prepared(operands)
+    prepared = site.host_functions.get(key)
+    if prepared is None:
+        found = _prepare(site, request, operands)
+        prepared = site.host_functions[key] = found or partial(answer, site, request)
+    return prepared(operands)
 
 
 def _prepare(

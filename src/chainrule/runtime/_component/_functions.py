@@ -367,6 +367,8 @@ def _bad_result(expected: str, found: Any) -> ComponentError:
 
 def _revive(annotation: Any, value: Any) -> Any:
     """Models where the author's code expects models, without validating the leaves."""
+    if not isinstance(value, Mapping | list):
+        return value
     if is_model_class(annotation) and isinstance(value, Mapping):
         fields = annotation.model_fields
         parts = {name: _revive(fields[name].annotation, value[name]) for name in value}
