@@ -126,6 +126,8 @@ def own_copy(tree: Any) -> Any:
 
 
 def _own_copy_of_leaf(leaf: Any) -> Any:
+    if type(leaf) is np.ndarray:
+        return leaf.copy()
     if isinstance(leaf, _IMMUTABLE):
         return leaf
     if is_dataclass(leaf) and not isinstance(leaf, type):

@@ -84,25 +84,28 @@ class Buffers:
     """How NumPy sees the buffers of one side of a call; the compiled program knows shapes and dtypes."""
 
     def __init__(self, avals: Sequence[Any]) -> None:
-        self._table = ctypes.c_uint64 * len(avals)
-        self._views = [_view_of(tuple(aval.shape), np.dtype(aval.dtype)) for aval in avals]
+        self._views = [_view_of(n, aval) for n, aval in enumerate(avals)]
 
     def at(self, address: int) -> list[np.ndarray]:
         """The arrays in the buffers whose descriptions are listed at an address."""
-        table = self._table.from_address(address)
         return [
-            np.ndarray(shape, dtype, memory.from_address(_read(buffer + BUFFER_DATA)))
-            for (shape, dtype, memory), buffer in zip(self._views, table, strict=True)
+            np.ndarray(
+                shape, dtype, memory(_word(_word(address + entry).value + BUFFER_DATA).value)
+            )
+            for entry, shape, dtype, memory in self._views
         ]
 
 
-def _view_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[Any, ...]:
-    return shape, dtype, ctypes.c_char * (dtype.itemsize * math.prod(shape))
+_word = ctypes.c_uint64.from_address
+"""The word at an address; its `value` can be read and written."""
 
 
-def _read(address: int) -> int:
-    """The word at an address."""
-    return ctypes.c_uint64.from_address(address).value
+def _view_of(number: int, aval: Any) -> tuple[int, tuple[int, ...], np.dtype[Any], Any]:
+    """Where the address of a buffer's description is in the list, its shape and dtype, and what takes the
+    address of its data."""
+    shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
+    memory = ctypes.c_char * (dtype.itemsize * math.prod(shape))
+    return number * ctypes.sizeof(ctypes.c_uint64), shape, dtype, memory.from_address
 
 
 class HostTarget:
@@ -178,7 +181,7 @@ def _answer_metadata(extension: int) -> bool:
     kind, metadata = EXTENSION.unpack(ctypes.string_at(extension, EXTENSION.size))
     if kind != METADATA_EXTENSION:
         return False
-    ctypes.c_uint64.from_address(metadata + METADATA_VERSION).value = ffi_version()
+    _word(metadata + METADATA_VERSION).value = ffi_version()
     return True
 
 
@@ -195,7 +198,7 @@ def _problem(size: int, api: int) -> str | None:
 
 
 def _execute(operands: int, results: int, attributes: int) -> str | None:
-    number = _read(_read(_read(attributes) + SCALAR_VALUE))
+    number = _word(_word(_word(attributes).value + SCALAR_VALUE).value).value
     target = _by_number.get(number)
     if target is None:
         return (
@@ -211,7 +214,7 @@ _CREATE_ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 def _new_error(api: int, text: str) -> int:
     """An error object of XLA, made by the first function of the API's table."""
     message = ctypes.create_string_buffer(text.encode())
-    return _CREATE_ERROR(_read(api + API_HEADER.size))(
+    return _CREATE_ERROR(_word(api + API_HEADER.size).value)(
         ERROR_CREATE.pack(28, 0, ctypes.addressof(message), _UNKNOWN)
     )
 

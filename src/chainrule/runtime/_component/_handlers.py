@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -123,7 +124,7 @@ def check_fields(
     Raises:
         InputError: the first field that is missing or unknown is named.
     """
-    if type(payload) is dict and payload.keys() == set(expected):
+    if type(payload) is dict and payload.keys() == _set_of(expected):
         return
     if not isinstance(payload, Mapping):
         raise InputError(
@@ -147,6 +148,9 @@ def check_fields(
         path=first["path"],
         details={"problems": problems[:20], "count": len(problems)},
     )
+
+
+_set_of = cache(frozenset)
 
 
 def _problem(kind: str, loc: list[str], message: str) -> dict[str, Any]:

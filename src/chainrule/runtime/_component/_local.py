@@ -298,9 +298,8 @@ class LocalComponent(EndpointMethods):
         handler = self._handlers.get(endpoint)
         if handler is None:
             return self._without_endpoint(endpoint)
-        config = self.config
-        context = {**self._context, "given": not copy_inputs}
-        run = run or Run(config, run_id=run_id)
+        context = {**self._settings, "dims": {}, "given": not copy_inputs}
+        run = run or Run(self.config, run_id=run_id)
         token = current_run.set(run)
         failed = True
         try:
@@ -432,8 +431,12 @@ class LocalComponent(EndpointMethods):
     @property
     def _context(self) -> Context:
         """What the validators of one request know."""
-        config = self.config
-        return {"grants": config.grants, "limits": config.limits, "dims": {}, "own": True}
+        return {**self._settings, "dims": {}}
+
+    @cached_property
+    def _settings(self) -> Context:
+        """The part of it that is the same for every request."""
+        return {"grants": self.config.grants, "limits": self.config.limits, "own": True}
 
     def _make_handler(self, name: str) -> Handler:
         function, kind = self._implementations[name].function, ENDPOINTS[name]

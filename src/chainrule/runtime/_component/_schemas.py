@@ -26,7 +26,7 @@ from __future__ import annotations
 import enum
 import pathlib
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from datetime import date, time, timedelta
 from functools import cache, cached_property
@@ -187,7 +187,10 @@ def _opened(value: Any) -> Any:
         return _opened(value.root)
     extra = value.__pydantic_extra__
     fields = {**value.__dict__, **extra} if extra else value.__dict__
-    return {name: _opened(field) for name, field in fields.items()}
+    return {
+        name: field if type(field) in _PLAIN_LEAVES else _opened(field)
+        for name, field in fields.items()
+    }
 
 
 def _require_model(name: str, schema: Any) -> Any:
@@ -449,18 +452,20 @@ def _recursive(model: type[BaseModel], open_models: list[type[BaseModel]]) -> De
 
 
 _ATOMS = frozenset((str, int, float, bool, NoneType, np.ndarray))
+# Looked up where a walk meets a child: a call for each would take longer than all else that is done with it.
+_PLAIN_LEAVES = _ATOMS | set(np.sctypeDict.values())
 _PLAIN_CONTAINERS = (list, tuple, dict, Union, UnionType, Sequence, Mapping)
 
 
 def to_plain(node: Any) -> Any:
     """The plain tree of a model, or of nested data that may contain models."""
     kind = type(node)
-    if kind in _ATOMS or isinstance(node, np.generic):
+    if kind in _PLAIN_LEAVES or isinstance(node, np.generic):
         return node
     if is_model(kind):  # type: ignore[arg-type]
         return _model_to_plain(node)
     if kind is dict or isinstance(node, Mapping):
-        return {str(key): to_plain(value) for key, value in node.items()}
+        return _plain_values((str(key), value) for key, value in node.items())
     if isinstance(node, (list, tuple, set, frozenset)):
         return [to_plain(item) for item in node]
     return node if is_arraylike(node) else to_jsonable_python(node)
@@ -472,10 +477,18 @@ def _model_to_plain(model: BaseModel) -> Any:
         return to_plain(model.model_dump())
     if kind.__pydantic_root_model__:
         return to_plain(model.root)  # type: ignore[attr-defined]
-    fields = {name: to_plain(value) for name, value in model.__dict__.items()}
-    if model.__pydantic_extra__:
-        fields.update({name: to_plain(v) for name, v in model.__pydantic_extra__.items()})
-    return fields
+    fields = _plain_values(model.__dict__.items())
+    return (
+        fields | _plain_values(model.__pydantic_extra__.items())
+        if model.__pydantic_extra__
+        else fields
+    )
+
+
+def _plain_values(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {
+        name: value if type(value) in _PLAIN_LEAVES else to_plain(value) for name, value in items
+    }
 
 
 @cache
