@@ -79,6 +79,68 @@ def test_derivatives(f):
 
 
 @component(framework="jax")
+def swirl(x: Vector, p: Differentiable[Float64] = 1.0) -> Vector:
+    return jnp.stack([x[1] * jnp.sin(p * x[0]), p * (1 - x[0] ** 2) * x[1] - x[0]])
+
+
+def test_derivatives_of_derivatives_in_both_directions():
+    def rates(x, p):
+        return jnp.stack([x[1] * jnp.sin(p * x[0]), p * (1 - x[0] ** 2) * x[1] - x[0]])
+
+    at = jnp.array([0.3, -0.7]), jnp.array(1.3)
+    v, w, u = jnp.array([1.0, -2.0]), jnp.array([0.5, 3.0]), jnp.array([2.0, 1.5])
+
+    def forward(x, v, p):
+        return jax.jvp(lambda x: rates(x, p), (x,), (v,))[1]
+
+    def reverse(x, u, p):
+        return jax.vjp(lambda x: rates(x, p), x)[1](u)[0]
+
+    f = chainrule.casadi.function(swirl, {"x": np.zeros(2)})
+    x, p, a = ca.MX.sym("x", 2), ca.MX.sym("p"), ca.MX.sym("a", 2)
+    pushed, pulled = ca.jtimes(f(x, p), x, a), ca.jtimes(f(x, p), x, a, True)
+    results = [
+        ca.jtimes(e, by, ca.DM(np.atleast_1d(np.asarray(s))), transposed)
+        for e in (pushed, pulled)
+        for by, seeds in ((x, (w, u)), (p, (1.0, u)), (a, (w, u)))
+        for s, transposed in zip(seeds, (False, True), strict=True)
+    ]
+    found = ca.Function("found", [x, p, a], results)(np.asarray(at[0]), 1.3, np.asarray(v))
+    expected = []
+    for function in (forward, reverse):
+        for k, tangent in ((0, w), (2, jnp.array(1.0)), (1, w)):
+            inputs = [at[0], v, at[1]]
+
+            def one(z, k=k, inputs=inputs, function=function):
+                return function(*inputs[:k], z, *inputs[k + 1 :])
+
+            expected.append(jax.jvp(one, (inputs[k],), (tangent,))[1])
+            expected.append(jax.vjp(one, inputs[k])[1](u)[0])
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.full().ravel(), np.ravel(other), rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["cvodes", "idas", "collocation", "rk"])
+def test_integrators_and_their_sensitivities(kind):
+    @component(framework="jax")
+    def decay(x: Vector, k: Differentiable[Float64]) -> Vector:
+        return -k * x**2  # x(t) = x₀ / (1 + k t x₀)
+
+    f = chainrule.casadi.function(decay, {"x": np.ones(2), "k": 1.0})
+    x, k = ca.MX.sym("x", 2), ca.MX.sym("k")
+    integrator = ca.integrator("i", kind, {"x": x, "p": k, "ode": f(x, k)}, 0, 1.0)
+    end = ca.sum1(integrator(x0=[1.0, 2.0], p=k)["xf"])
+    outputs = [end, ca.jacobian(end, k), ca.hessian(end, k)[0]]
+    found = ca.Function("found", [k], outputs)(0.5)
+
+    def closed(k):
+        return 1 / (1 + k) + 2 / (1 + 2 * k)
+
+    expected = [closed(0.5), jax.grad(closed)(0.5), jax.grad(jax.grad(closed))(0.5)]
+    np.testing.assert_allclose([e.full().item() for e in found], expected, rtol=1e-4)
+
+
+@component(framework="jax")
 def rosenbrock(x: Vector) -> Differentiable[Float64]:
     return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
 

@@ -374,6 +374,9 @@ def test_metadata_is_the_schema():
     [
         (openmdao_sellar, ["zz"], "no variable 'zz'"),
         (openmdao_sellar, [], "found none"),
+        (openmdao_sellar, "x", r"Write \['x'\]"),
+        (openmdao_sellar, {"_x": "x"}, "identifiers"),
+        (openmdao_sellar, {"a b": "x"}, "identifiers"),
         (lambda: 3, ["x"], "found int"),
         (lambda: om.Problem(reports=False), ["x"], r"call problem.setup\(\)"),
     ],
@@ -381,6 +384,42 @@ def test_metadata_is_the_schema():
 def test_bad_definitions(make, inputs, message):
     with pytest.raises(DefinitionError, match=message):
         chainrule.openmdao.from_problem(make, inputs, ["obj"])
+
+
+class Switched(om.ExplicitComponent):
+    """y = n x, with a discrete n and a discrete text."""
+
+    def setup(self):
+        self.add_input("x", 1.0)
+        self.add_discrete_input("n", 3)
+        self.add_discrete_input("mode", "fine")
+        self.add_output("y", 1.0)
+        self.declare_partials("y", "x")
+
+    def compute(self, inputs, outputs, discrete_inputs, discrete_outputs):
+        if inputs["x"] < 0 or not isinstance(discrete_inputs["mode"], str):
+            raise om.AnalysisError("cannot be analysed")
+        outputs["y"] = inputs["x"] * discrete_inputs["n"]
+
+    def compute_partials(self, inputs, partials, discrete_inputs):
+        partials["y", "x"] = discrete_inputs["n"]
+
+
+def test_discrete_variables_stay_as_the_problem_has_them():
+    def made():
+        problem = om.Problem()
+        problem.model.add_subsystem("c", Switched(), promotes=["*"])
+        problem.setup()
+        return problem
+
+    switched = chainrule.openmdao.from_problem(made, ["x"], ["y"])
+    np.testing.assert_allclose(switched.apply({"x": [2.0]})["y"], [6])
+    with pytest.raises(ComponentError, match="cannot be analysed"):
+        switched.apply({"x": [-1.0]})
+    np.testing.assert_allclose(switched.apply({"x": [2.0]})["y"], [6])
+    np.testing.assert_allclose(switched.jacobian({"x": [2.0]}, ["x"], ["y"])["y"]["x"], [[3]])
+    with pytest.raises(DefinitionError, match="'n' is discrete"):
+        chainrule.openmdao.from_problem(made, ["x", "n"], ["y"])
 
 
 def test_colourings_and_recordings_are_not_left_in_the_working_folder(tmp_path, monkeypatch):

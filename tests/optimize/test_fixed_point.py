@@ -186,6 +186,7 @@ def test_no_convergence_in_a_compiled_program_has_its_code():
     [
         (lambda x: {"y": x}, 1.0, {}, "of the form"),
         (lambda x: jnp.ones(3), np.ones(2), {}, r"of shape \[2\]; found \[3\]"),
+        (lambda x: np.float64(1) if x > 0 else x, 1.0, {}, "cannot be traced by JAX"),
         (lambda x: x, 1, {}, "Write 1.0 instead"),
         (lambda x: x, 1.0, {"method": "magic"}, "'newton' or 'iterate'"),
         (lambda x: x, 1.0, {"max_steps": 0}, "max_steps to be 1 or more"),

@@ -310,6 +310,13 @@ def test_the_number_of_evaluations_is_bounded():
         (square, {"x": np.ones(3)}, {"constraints": {"g": Bounds(le=1)}}, "outputs of a component"),
         (square, {"x": np.ones(3)}, {"objective": "y"}, "a function returns its objective"),
         (lambda p: p["x"], {"x": np.ones(3)}, {}, "its shape is [3]"),
+        (lambda p: None, {"x": np.ones(3)}, {}, "a number or an array; found nothing"),
+        (lambda p: (square(p), "more"), {"x": np.ones(3)}, {}, "a number or an array; found a tuple"),
+        (square, {"x": np.ones(3)}, {"constraints": [(lambda p: [1.0], Bounds(le=1))]}, "found a list"),
+        (square, np.ones(3), {"bounds": (0, 1)}, "for example {'x': (0, 1)}; found a tuple"),
+        (lambda p: np.sum(np.sin(p["x"])), {"x": np.ones(3)}, {}, "cannot be traced by JAX"),
+        (lambda p: p["x"].sum() if p["x"][0] > 0 else 1.0, {"x": np.ones(3)}, {}, "jax.numpy"),
+        (square, {"x": np.ones(3)}, {"constraints": [(lambda p: np.sin(p["x"]), Bounds(le=1))]}, "traced"),
         (distance, START, {}, "Say which one is minimised"),
         (distance, START, {"objective": "zz"}, "no differentiable output 'zz'"),
         (square, {"x": np.ones(3)}, {"max_evaluations": 0}, "1 or more"),
@@ -328,6 +335,18 @@ def test_bad_input_is_named(f, x0, options, message):
     with pytest.raises(InputError) as caught:
         minimize(f, x0, **options)
     assert message in str(caught.value)
+
+
+def test_a_solver_inside_of_a_transformation_is_refused():
+    def of_start(x):
+        return minimize(square, {"x": x}).x["x"]
+
+    def of_goal(goal):
+        return minimize(lambda p: jnp.sum((p["x"] - goal) ** 2), {"x": np.ones(3)}).x["x"]
+
+    for function in (jax.jit(of_start), jax.vmap(of_goal), jax.jacobian(of_goal)):
+        with pytest.raises(InputError, match="values that JAX traces"):
+            function(jnp.ones(3))
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -42,7 +42,7 @@ from chainrule.bridge._types import (
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import to_plain
 
-_NOT_TRACEABLE = (
+NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -75,7 +75,7 @@ def call_inline(target: Target, skeleton: Skeleton, arrays: Sequence[Any]) -> An
     try:
         with component_scope(target.name):
             outputs = to_plain(target.jax_function(completed.build(cast)))
-    except _NOT_TRACEABLE as error:
+    except NOT_TRACEABLE as error:
         raise NotTraceableError from error
     output_skeleton, results = take_apart(outputs, partial(_is_result, target))
     pairs = zip(output_skeleton.paths, results, strict=True)
@@ -136,7 +136,7 @@ def trace_call(call: Call, *operands: Any) -> list[Any]:
         function = jax.vmap(function, in_axes=axes, axis_size=call.batch.sizes[axis])
     try:
         return function(*operands)
-    except _NOT_TRACEABLE as error:
+    except NOT_TRACEABLE as error:
         raise NotTraceableError from error
 
 

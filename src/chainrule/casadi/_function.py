@@ -7,7 +7,13 @@ asks a function for other functions, its derivatives, which are Callbacks as wel
     forward       x, y, ẋ → ẏ                            JVP
     reverse       x, y, ȳ → x̄                            VJP
     Jacobian      x, y → ∂y/∂x                           Jacobian, one block per pair
-    forward of reverse: the derivative of x̄ = Jᵀ ȳ       HVP(ȳ, ẋ) + VJP(ȳ̇)
+
+These have derivatives in turn, which Hessians and the sensitivities of integrators need. With H(u) the
+Hessian of uᵀf, of which the component gives products with vectors:
+
+                       its derivative along ẋ', ẏ' or ȳ'       its products with a cotangent a
+    ẏ = J ẋ            J ẋ' + (ẋᵀ H(eₖ) x')ₖ                   x: H(a) ẋ,   ẋ: Jᵀ a
+    x̄ = Jᵀ ȳ           H(ȳ) x' + Jᵀ ȳ'                         x: H(ȳ) a,   ȳ: J a
 
 Two things differ from functions that CasADi makes itself. It does not keep Python's Callbacks alive, so the
 first one keeps all that were made of it. And it turns exceptions into text, which solvers drop: the first one
@@ -18,7 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -219,7 +225,14 @@ def _matrix(block: Any, of: Leaf, wrt: Leaf, pattern: Any) -> Any:
 
 
 class _Callback(casadi.Callback):
-    """A callback whose arguments and results are listed, and whose first error is kept."""
+    """A callback whose arguments and results are listed, and whose first error is kept.
+
+    CasADi's conventions for a function of `a` with results `b`: its forward derivative has the arguments
+    (a, b, ȧ) and the results ḃ, its reverse derivative the arguments (a, b, b̄) and the results ā.
+    """
+
+    forward_rule: _Derivative | None = None
+    reverse_rule: _Derivative | None = None
 
     def __init__(
         self,
@@ -262,21 +275,198 @@ class _Callback(casadi.Callback):
         """Shape of a result."""
         return self._results[i]
 
+    def has_forward(self, count: int) -> bool:
+        """Whether there is a forward derivative; CasADi asks for one direction at a time."""
+        return count == 1 and self._can_answer(self.forward_rule)
+
+    def has_reverse(self, count: int) -> bool:
+        """Whether there is a reverse derivative."""
+        return count == 1 and self._can_answer(self.reverse_rule)
+
+    def _can_answer(self, derivative: _Derivative | None) -> bool:
+        return derivative is not None and all(map(self._program.has, derivative.endpoints))
+
+    def get_forward(self, count: int, name: str, *names_and_options: Any) -> Any:
+        """The forward derivative."""
+        return self._derivative(
+            self.forward_rule, name, self._arguments, self._results, *names_and_options
+        )
+
+    def get_reverse(self, count: int, name: str, *names_and_options: Any) -> Any:
+        """The reverse derivative."""
+        return self._derivative(
+            self.reverse_rule, name, self._results, self._arguments, *names_and_options
+        )
+
+    def _derivative(
+        self,
+        derivative: Any,
+        name: str,
+        seeds: Sequence[Any],
+        results: Sequence[Any],
+        names_in: Any,
+        names_out: Any,
+        options: Any,
+    ) -> Any:
+        arguments = [*self._arguments, *self._results, *seeds]
+        names = names_in, names_out
+        return derivative.callback(self._program, name, arguments, results, names, options)
+
     def eval(self, arguments: Sequence[Any]) -> list[Any]:
         """The results; the first error is kept for `raise_error`."""
+        n, m = len(self._program.inputs), len(self._program.outputs)
         try:
-            return self.compute(arguments)
+            return self.compute(_Arguments(arguments, n, m))
         except Exception as error:
             self._program.error = self._program.error or error
             raise
 
-    def compute(self, arguments: Sequence[Any]) -> list[Any]:
+    def compute(self, arguments: _Arguments) -> list[Any]:
         """The results."""
         raise NotImplementedError
 
 
+class _Derivative(NamedTuple):
+    """A derivative of a callback: what computes it, and what the component needs for that."""
+
+    callback: type[_Callback]
+    endpoints: tuple[str, ...]
+
+
+class _Arguments:
+    """The arguments of a callback, taken one group after the other.
+
+    Args:
+        arguments: of CasADi.
+        inputs: how many the component has.
+        outputs: the same.
+    """
+
+    def __init__(self, arguments: Sequence[Any], inputs: int, outputs: int) -> None:
+        self._rest = list(arguments)
+        self._inputs = inputs
+        self._outputs = outputs
+
+    def inputs(self) -> list[Any]:
+        """One for each input of the component."""
+        return self._take(self._inputs)
+
+    def outputs(self) -> list[Any]:
+        """One for each output."""
+        return self._take(self._outputs)
+
+    def _take(self, count: int) -> list[Any]:
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken
+
+
 def _columns(leaves: Sequence[Leaf]) -> list[Any]:
     return [casadi.Sparsity.dense(leaf.size, 1) for leaf in leaves]
+
+
+def _zeros(columns: Sequence[Any]) -> list[Any]:
+    return [casadi.DM.zeros(*column.shape) for column in columns]
+
+
+def _sum(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+def _is_zero(columns: Sequence[Any]) -> bool:
+    return not any(column.full().any() for column in columns)
+
+
+class _ForwardOfForward(_Callback):
+    """x, y, ẋ, ẏ, x', y', ẋ' → the derivative of ẏ = J ẋ."""
+
+    def compute(self, arguments: _Arguments) -> list[Any]:
+        """J ẋ' + (ẋᵀ H(eₖ) x')ₖ: one product with a Hessian for each element of the outputs."""
+        x, y, tangents, _ = (
+            arguments.inputs(), arguments.outputs(), arguments.inputs(), arguments.outputs()
+        )  # fmt: skip
+        moved, _, turned = arguments.inputs(), arguments.outputs(), arguments.inputs()
+        found = _zeros(y) if _is_zero(turned) else self._program.push(x, turned)
+        if _is_zero(moved) or _is_zero(tangents):
+            return found
+        cotangents = _zeros(y)
+        for cotangent, column in zip(cotangents, found, strict=True):
+            for k in range(cotangent.numel()):
+                cotangent[k] = 1.0
+                bent = self._program.bend(x, cotangents, tangents)
+                column[k] += sum(casadi.dot(b, m) for b, m in zip(bent, moved, strict=True))
+                cotangent[k] = 0.0
+        return found
+
+
+class _ReverseOfForward(_Callback):
+    """x, y, ẋ, ẏ, a → the gradient of aᵀ J ẋ."""
+
+    def compute(self, arguments: _Arguments) -> list[Any]:
+        """H(a) ẋ for x, nothing for y, and Jᵀ a for ẋ."""
+        x, y, tangents, _ = (
+            arguments.inputs(), arguments.outputs(), arguments.inputs(), arguments.outputs()
+        )  # fmt: skip
+        weights = arguments.outputs()
+        bent = self._program.bend(x, weights, tangents)
+        return [*bent, *_zeros(y), *self._program.pull(x, weights)]
+
+
+class _ForwardOfReverse(_Callback):
+    """x, y, ȳ, x̄, x', y', ȳ' → the derivative of x̄ = Jᵀ ȳ."""
+
+    def compute(self, arguments: _Arguments) -> list[Any]:
+        """H(ȳ) x' + Jᵀ ȳ'; a product is left out where its vector is zero."""
+        x, _, cotangents, _ = (
+            arguments.inputs(), arguments.outputs(), arguments.outputs(), arguments.inputs()
+        )  # fmt: skip
+        moved, _, turned = arguments.inputs(), arguments.outputs(), arguments.outputs()
+        found = _zeros(x) if _is_zero(moved) else self._program.bend(x, cotangents, moved)
+        return found if _is_zero(turned) else _sum(found, self._program.pull(x, turned))
+
+
+class _ReverseOfReverse(_Callback):
+    """x, y, ȳ, x̄, a → the gradient of aᵀ Jᵀ ȳ."""
+
+    def compute(self, arguments: _Arguments) -> list[Any]:
+        """H(ȳ) a for x, nothing for y, and J a for ȳ."""
+        x, y, cotangents, _ = (
+            arguments.inputs(), arguments.outputs(), arguments.outputs(), arguments.inputs()
+        )  # fmt: skip
+        weights = arguments.inputs()
+        bent = self._program.bend(x, cotangents, weights)
+        return [*bent, *_zeros(y), *self._program.push(x, weights)]
+
+
+class _Forward(_Callback):
+    """x, y, ẋ → ẏ = J ẋ."""
+
+    forward_rule = _Derivative(_ForwardOfForward, (HVP.endpoint, JVP.endpoint))
+    reverse_rule = _Derivative(_ReverseOfForward, (HVP.endpoint, VJP.endpoint))
+
+    def compute(self, arguments: _Arguments) -> list[Any]:
+        """J ẋ."""
+        x, _, tangents = arguments.inputs(), arguments.outputs(), arguments.inputs()
+        return self._program.push(x, tangents)
+
+
+class _Reverse(_Callback):
+    """x, y, ȳ → x̄ = Jᵀ ȳ."""
+
+    forward_rule = _Derivative(_ForwardOfReverse, (HVP.endpoint, VJP.endpoint))
+    reverse_rule = _Derivative(_ReverseOfReverse, (HVP.endpoint, JVP.endpoint))
+
+    def compute(self, arguments: _Arguments) -> list[Any]:
+        """Jᵀ ȳ."""
+        x, _, cotangents = arguments.inputs(), arguments.outputs(), arguments.outputs()
+        return self._program.pull(x, cotangents)
+
+
+class _Jacobian(_Callback):
+    """x, y → all blocks of the Jacobian."""
+
+    def compute(self, arguments: _Arguments) -> list[Any]:
+        """The blocks."""
+        return self._program.jacobian(arguments.inputs())
 
 
 class ComponentFunction(_Callback):
@@ -285,6 +475,9 @@ class ComponentFunction(_Callback):
     Attributes:
         error: the first exception of the component since the last `raise_error`; `None` without one.
     """
+
+    forward_rule = _Derivative(_Forward, (JVP.endpoint,))
+    reverse_rule = _Derivative(_Reverse, (VJP.endpoint,))
 
     def __init__(self, program: _Program, name: str, options: Mapping[str, Any]) -> None:
         names = program.input_names, program.output_names
@@ -303,33 +496,9 @@ class ComponentFunction(_Callback):
         if error is not None:
             raise error
 
-    def compute(self, arguments: Sequence[Any]) -> list[Any]:
+    def compute(self, arguments: _Arguments) -> list[Any]:
         """The outputs."""
-        return self._program.apply(arguments)
-
-    def has_forward(self, count: int) -> bool:
-        """Whether the component has JVPs; CasADi asks for one direction at a time."""
-        return count == 1 and self._program.has(JVP.endpoint)
-
-    def get_forward(
-        self, count: int, name: str, names_in: Any, names_out: Any, options: Any
-    ) -> Any:
-        """The function of JVPs."""
-        n = self._program.inputs, self._program.outputs
-        shapes = [*_columns(n[0]), *_columns(n[1]), *_columns(n[0])]
-        return _Forward(self._program, name, shapes, _columns(n[1]), (names_in, names_out), options)
-
-    def has_reverse(self, count: int) -> bool:
-        """Whether the component has VJPs."""
-        return count == 1 and self._program.has(VJP.endpoint)
-
-    def get_reverse(
-        self, count: int, name: str, names_in: Any, names_out: Any, options: Any
-    ) -> Any:
-        """The function of VJPs."""
-        n = self._program.inputs, self._program.outputs
-        shapes = [*_columns(n[0]), *_columns(n[1]), *_columns(n[1])]
-        return _Reverse(self._program, name, shapes, _columns(n[0]), (names_in, names_out), options)
+        return self._program.apply(arguments.inputs())
 
     def has_jacobian(self) -> bool:
         """Whether the component has a Jacobian."""
@@ -345,67 +514,10 @@ class ComponentFunction(_Callback):
 
     def get_jacobian(self, name: str, names_in: Any, names_out: Any, options: Any) -> Any:
         """The function of Jacobians."""
-        n = self._program.inputs, self._program.outputs
         blocks = [
             self._program.jacobian_sparsity(of, wrt)
-            for of in range(len(n[1]))
-            for wrt in range(len(n[0]))
+            for of in range(self.get_n_out())
+            for wrt in range(self.get_n_in())
         ]
-        shapes = [*_columns(n[0]), *_columns(n[1])]
-        return _Jacobian(self._program, name, shapes, blocks, (names_in, names_out), options)
-
-
-class _Jacobian(_Callback):
-    """x, y → all blocks of the Jacobian."""
-
-    def compute(self, arguments: Sequence[Any]) -> list[Any]:
-        """The blocks."""
-        return self._program.jacobian(arguments[: len(self._program.inputs)])
-
-
-class _Forward(_Callback):
-    """x, y, ẋ → ẏ."""
-
-    def compute(self, arguments: Sequence[Any]) -> list[Any]:
-        """J ẋ."""
-        n, m = len(self._program.inputs), len(self._program.outputs)
-        return self._program.push(arguments[:n], arguments[n + m :])
-
-
-class _Reverse(_Callback):
-    """x, y, ȳ → x̄."""
-
-    def compute(self, arguments: Sequence[Any]) -> list[Any]:
-        """Jᵀ ȳ."""
-        n, m = len(self._program.inputs), len(self._program.outputs)
-        return self._program.pull(arguments[:n], arguments[n + m :])
-
-    def has_forward(self, count: int) -> bool:
-        """Whether the component has second derivatives."""
-        return count == 1 and self._program.has(HVP.endpoint)
-
-    def get_forward(
-        self, count: int, name: str, names_in: Any, names_out: Any, options: Any
-    ) -> Any:
-        """The function of second derivatives."""
-        own = [self.get_sparsity_in(i) for i in range(self.get_n_in())]
-        results = [self.get_sparsity_out(i) for i in range(self.get_n_out())]
-        return _ForwardOfReverse(
-            self._program, name, [*own, *results, *own], results, (names_in, names_out), options
-        )
-
-
-class _ForwardOfReverse(_Callback):
-    """x, y, ȳ, x̄, ẋ, ẏ, ȳ̇ → the derivative of x̄."""
-
-    def compute(self, arguments: Sequence[Any]) -> list[Any]:
-        """x̄ = J(x)ᵀ ȳ, so its tangent is HVP(ȳ, ẋ) + Jᵀ ȳ̇; the product is left out where ȳ̇ = 0."""
-        n, m = len(self._program.inputs), len(self._program.outputs)
-        x, cotangents = arguments[:n], arguments[n + m : n + 2 * m]
-        moved = arguments[2 * n + 2 * m :]
-        tangents, turned = moved[:n], moved[n + m :]
-        found = self._program.bend(x, cotangents, tangents)
-        if any(each.full().any() for each in turned):
-            pulled = self._program.pull(x, turned)
-            found = [a + b for a, b in zip(found, pulled, strict=True)]
-        return found
+        arguments = [*self._arguments, *self._results]
+        return _Jacobian(self._program, name, arguments, blocks, (names_in, names_out), options)

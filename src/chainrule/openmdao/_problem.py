@@ -9,6 +9,7 @@ not converge raise, which they do not by themselves.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import shutil
@@ -81,16 +82,27 @@ def from_problem(
 
 def _fields(names: Names, what: str) -> dict[str, str]:
     """Field → promoted name."""
-    if isinstance(names, Mapping):
-        return dict(names)
-    fields = [re.sub(r"\W+", "_", name).strip("_") for name in names]
-    if len(set(fields)) < len(fields) or not fields:
+    if isinstance(names, str):
         raise DefinitionError(
-            f"Expected {what} with names of their own; found {', '.join(names) or 'none'}. Pass "
-            "{field: promoted name}.",
+            f"Expected {what} as a list of names; found {names!r}. Write [{names!r}].",
             code="bad_schema",
         )
-    return dict(zip(fields, names, strict=True))
+    if not isinstance(names, Mapping):
+        found = [re.sub(r"\W+", "_", name).strip("_") for name in names]
+        if len(set(found)) < len(found):
+            raise DefinitionError(
+                f"Expected {what} with names of their own; found {', '.join(names)}. Pass "
+                "{field: promoted name}.",
+                code="bad_schema",
+            )
+        names = dict(zip(found, names, strict=True))
+    if not names or not all(field.isidentifier() and field[0] != "_" for field in names):
+        raise DefinitionError(
+            f"Expected {what} with one or more names that are identifiers and begin with a letter; found "
+            f"{', '.join(names) or 'none'}. Pass {{field: promoted name}}.",
+            code="bad_schema",
+        )
+    return dict(names)
 
 
 # OpenMDAO reads what to write, and where, from the environment, which all threads share.
@@ -119,7 +131,7 @@ class _Program:
         self._problem = _set_up(make_problem)
         _check_cycles(self._problem.model)
         self._start = {
-            name: np.array(self._problem.get_val(name))
+            name: copy.deepcopy(self._problem.get_val(name))  # discrete ones are any object
             for name in self._problem.model.get_io_metadata(iotypes="output")
         }
         self._facts = {n: self._facts_of(n) for n in (*inputs.values(), *outputs.values())}
@@ -131,6 +143,12 @@ class _Program:
             found = self._problem.model.get_io_metadata(iotypes=kind, metadata_keys=keys)
             for facts in found.values():
                 if facts["prom_name"] == name:
+                    if facts["discrete"]:
+                        raise DefinitionError(
+                            f"{name!r} is discrete, and a component of totals has arrays of numbers only. "
+                            "Set it in make_problem.",
+                            code="path_unknown",
+                        )
                     return facts
         known = sorted({f["prom_name"] for f in self._problem.model.get_io_metadata().values()})
         raise DefinitionError(

@@ -28,7 +28,7 @@ from chainrule._files import write_whole
 from chainrule._jaxpr import enable_x64
 from chainrule._progress import progress_bar
 from chainrule.bridge import component_errors
-from chainrule.optimize._variables import Variables
+from chainrule.optimize._variables import Variables, refuse_tracers
 from chainrule.runtime import Bounds, progress
 
 FEASIBLE = 1e-6
@@ -189,7 +189,9 @@ class Evaluation:
 
     def _numbers(self, x: np.ndarray) -> Point:
         with component_errors(), enable_x64(True):
-            point = jax.block_until_ready(self._compute(x))
+            point = self._compute(x)
+            refuse_tracers(point.value)
+            point = jax.block_until_ready(point)
         value = float(point.value)
         parts = (None if part is None else _as_numpy(part) for part in point[1:])
         return Point(value, *parts)

@@ -24,6 +24,7 @@ from jax.flatten_util import ravel_pytree
 
 from chainrule._errors import ComponentError, InputError
 from chainrule.bridge import component_errors, from_callable
+from chainrule.optimize._variables import call_traced
 
 _DENSE_UP_TO = 200
 """States with more elements are solved with products instead of a matrix."""
@@ -87,7 +88,7 @@ def fixed_point(
     """
     _check_options(method, max_steps, damping)
     start = jax.tree.map(jnp.asarray, x0)
-    _check_form(start, jax.eval_shape(f, start, *parameters))
+    _check_form(start, jax.eval_shape(partial(call_traced, f), start, *parameters))
     flat, unravel = ravel_pytree(start)
     tolerance = tolerance or (1e-10 if flat.dtype == jnp.float64 else 1e-5)
 

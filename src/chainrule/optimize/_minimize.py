@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Number
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ import numpy as np
 from chainrule._describe import describe_value
 from chainrule._errors import InputError
 from chainrule._jaxpr import enable_x64
-from chainrule._trees import get_at_path
+from chainrule._trees import get_at_path, is_arraylike
 from chainrule.bridge import apply_component, component_errors
 from chainrule.elimination import value_and_jacobian
 from chainrule.optimize._evaluation import FEASIBLE, Evaluation, Limits, Point, Step
@@ -34,7 +35,13 @@ from chainrule.optimize._solvers import (
     scipy_minimize,
     solve,
 )
-from chainrule.optimize._variables import BoundsLike, Variables, is_component, variables_of
+from chainrule.optimize._variables import (
+    BoundsLike,
+    Variables,
+    call_traced,
+    is_component,
+    variables_of,
+)
 from chainrule.runtime import Bounds
 
 _OTHERS = {
@@ -460,7 +467,8 @@ def problem_of(function: Any, objective: str | None, constraints: Constraints) -
     functions, bounds = _check_pairs(constraints)
 
     def joint(tree: Any) -> tuple[Any, list[Any]]:
-        return _scalar(function(tree), "The function"), [g(tree) for g in functions]
+        value = _scalar(call_traced(function, tree), "The function")
+        return value, [_constraint(g, tree) for g in functions]
 
     return Problem(joint, bounds)
 
@@ -487,7 +495,7 @@ def _component_problem(component: Any, objective: str | None, constraints: Const
         found = apply_component(component, tree)
         held = [get_at_path(found, path) for path in by_output]
         value = _scalar(get_at_path(found, objective), f"{objective} of {component.name}")
-        return value, [*held, *(g(tree) for g in functions)]
+        return value, [*held, *(_constraint(g, tree) for g in functions)]
 
     return Problem(joint, (*by_output.values(), *bounds))
 
@@ -505,7 +513,7 @@ def residuals_of(function: Any, outputs: Sequence[str] | None) -> Callable[[Any]
                 "residuals=… names outputs of a component; a function returns its residuals.",
                 code="bad_option",
             )
-        return lambda tree: joined(jax.tree.leaves(function(tree)))
+        return lambda tree: joined(jax.tree.leaves(call_traced(function, tree)))
     paths = list(function.differentiable_outputs) if outputs is None else list(outputs)
     for path in paths:
         _check_output(function, path)
@@ -522,7 +530,22 @@ def joined(arrays: Sequence[Any]) -> Any:
     return jnp.concatenate([jnp.ravel(array) for array in arrays] or [jnp.zeros(0)])
 
 
+def _constraint(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The value of a constraint."""
+    name = getattr(function, "__name__", "a function")
+    return _array(call_traced(function, tree), f"The constraint {name}", "bad_constraints")
+
+
+def _array(value: Any, who: str, code: str) -> Any:
+    if is_arraylike(value) or isinstance(value, Number):
+        return jnp.asarray(value)
+    raise InputError(
+        f"{who} has to return a number or an array; found {describe_value(value)}.", code=code
+    )
+
+
 def _scalar(value: Any, who: str) -> Any:
+    value = _array(value, who, "bad_objective")
     shape = jnp.shape(value)
     if np.prod(shape, dtype=int) != 1:
         raise InputError(

@@ -19,6 +19,7 @@ from chainrule._describe import describe_value
 from chainrule._errors import InputError
 from chainrule._paths import Key, Segment, join_path
 from chainrule._trees import get_at_path, set_at_path
+from chainrule.bridge.internal import NOT_TRACEABLE
 from chainrule.runtime import Bounds
 from chainrule.runtime.internal import Document, Layout, Leaf, complete_inputs
 
@@ -71,6 +72,39 @@ def is_component(function: Any) -> bool:
     return hasattr(function, "openapi_schema") and hasattr(function, "apply")
 
 
+def call_traced(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a user's function returns for traced arguments.
+
+    Raises:
+        InputError: it cannot be traced (`not_traceable`).
+    """
+    try:
+        return function(*arguments)
+    except NOT_TRACEABLE as error:
+        name = getattr(function, "__name__", "the function")
+        raise InputError(
+            f"{name} cannot be traced by JAX: it hands its variables to NumPy or decides on their values. "
+            "Write it with jax.numpy, or as a component with finite differences: "
+            '@chainrule.component(derivatives="finite").',
+            code="not_traceable",
+        ) from error
+
+
+def refuse_tracers(values: Any) -> None:
+    """Refuse to run a solver inside of a transformation of JAX.
+
+    Raises:
+        InputError: a value is traced (`is_traced`).
+    """
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values)):
+        raise InputError(
+            "A solver needs numbers, and found values that JAX traces: call minimize and least_squares "
+            "outside of jax.jit, jax.grad and jax.vmap. To differentiate a solution, use "
+            "chainrule.fixed_point.",
+            code="is_traced",
+        )
+
+
 def variables_of(function: Any, x0: Any, bounds: BoundsLike) -> Variables:
     """The variables of a component or a function at a starting point.
 
@@ -78,6 +112,7 @@ def variables_of(function: Any, x0: Any, bounds: BoundsLike) -> Variables:
         InputError: nothing can vary, a variable is not a floating-point number or not finite (`bad_start`),
             the start is outside of the bounds (`out_of_bounds`), or the bounds cannot be read (`bad_bounds`).
     """
+    refuse_tracers(x0)
     of_kind = _of_component if is_component(function) else _of_function
     leaves, arrays, rebuild = of_kind(function, x0)
     if not any(leaf.size for leaf in leaves):
@@ -159,7 +194,8 @@ def _read_bounds(leaves: Sequence[Leaf], bounds: BoundsLike) -> tuple[np.ndarray
         given = dict(bounds)
     elif bounds not in ("schema", None):
         raise InputError(
-            f"Expected bounds='schema', None, or {{path: (lower, upper)}}; found {describe_value(bounds)}.",
+            f"Expected bounds='schema', None, or {{path: (lower, upper)}}, for example "
+            f"{{{leaves[0].path!r}: (0, 1)}}; found {describe_value(bounds)}.",
             code="bad_bounds",
         )
     pairs = [_limits(leaf, given.get(leaf.path)) for leaf in leaves]
