@@ -47,9 +47,10 @@ class LRUCache(Generic[K, V]):
     def get(self, key: K, default: V | None = None) -> V | None:
         """The value of a key, which becomes the most recently used one."""
         with self._lock:
-            if key not in self._entries:
+            try:
+                self._entries.move_to_end(key)
+            except KeyError:
                 return default
-            self._entries.move_to_end(key)
             return self._entries[key]
 
     def put(self, key: K, value: V) -> None:

@@ -83,9 +83,15 @@ def partition(
         is_array: which leaves are arrays.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    statics = tuple(None if is_array(leaf) else Static(leaf) for leaf in leaves)
-    template = Template(structure, statics)
-    return template, tuple(template.arrays_of(leaves))
+    arrays: list[Any] = []
+    statics: list[Static | None] = []
+    for leaf in leaves:
+        if is_array(leaf):
+            arrays.append(leaf)
+            statics.append(None)
+        else:
+            statics.append(Static(leaf))
+    return Template(structure, tuple(statics)), tuple(arrays)
 
 
 def seal(tree: Any, is_array: Callable[[Any], bool] = is_array) -> Any:

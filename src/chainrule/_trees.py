@@ -22,7 +22,7 @@ Invariant: `get_at_path(set_at_path(tree, {p: v}), p) is v`, and `set_at_path` s
 not on the way to a changed leaf with the tree it was given.
 
 These have walks of their own: the codec, which replaces what JSON has no form for and keeps a budget;
-`to_plain` of `runtime._component._schemas`, which also converts leaves and runs at every call; what goes
+`to_plain` of `runtime._schema._plain`, which also converts leaves and runs at every call; what goes
 through two trees side by side, such as values and annotations (`runtime._schema`) or results and expectations
 (`runtime.testing`); `bridge._types`, which compiles the walk that it repeats; and `stateful._walk`, whose
 nodes are parameters and modules.

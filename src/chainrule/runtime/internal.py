@@ -44,13 +44,14 @@ if TYPE_CHECKING:
         split_source,
     )
     from chainrule.runtime._component._observation import keep_output
-    from chainrule.runtime._component._schemas import fit_abstract, to_plain
+    from chainrule.runtime._component._schemas import fit_abstract
     from chainrule.runtime._derivatives._derive import product_from_jacobian
     from chainrule.runtime._derivatives._layout import Layout
     from chainrule.runtime._residuals import reuse_residuals
     from chainrule.runtime._runs import Run, log_handler, outside_config
     from chainrule.runtime._schema import array_leaves, is_array_type
     from chainrule.runtime._schema._array import ArrayFlags
+    from chainrule.runtime._schema._plain import to_plain
     from chainrule.runtime._schema._spec import known_units
     from chainrule.runtime.testing._subject import Subject
 
@@ -88,13 +89,14 @@ _HOMES = {
     "_component._loading": "COMPONENT_FILES check_sources read_mapping split_source",
     "_component._failures": "failure_of",
     "_component._observation": "keep_output",
-    "_component._schemas": "fit_abstract to_plain",
+    "_component._schemas": "fit_abstract",
     "_runs": "Run log_handler outside_config",
     "_residuals": "reuse_residuals",
     "_derivatives._derive": "product_from_jacobian",
     "_derivatives._layout": "Layout",
     "_schema": "array_leaves is_array_type",
     "_schema._array": "ArrayFlags",
+    "_schema._plain": "to_plain",
     "_schema._spec": "known_units",
     "testing._subject": "Subject",
 }

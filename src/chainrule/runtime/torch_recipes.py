@@ -39,6 +39,7 @@ from chainrule.runtime._derivatives._layout import (
     shape_and_dtype,
 )
 from chainrule.runtime._schema import number_kind
+from chainrule.runtime._schema._plain import dumped
 
 __all__ = [
     "torch_abstract_eval",
@@ -228,8 +229,7 @@ def torch_abstract_eval(apply_fn: Apply, abstract_inputs: Any, *, device: str = 
     Returns:
         The outputs, arrays again as `{"shape": ..., "dtype": ...}`.
     """
-    dumped = hasattr(abstract_inputs, "model_dump")
-    tree = abstract_inputs.model_dump() if dumped else abstract_inputs
+    tree = dumped(abstract_inputs)
     # A model closes over its weights, which are real.
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         outputs = apply_fn(map_leaves(partial(_empty, device=device), tree, is_leaf=is_abstract))
@@ -410,8 +410,7 @@ def _size(tensors: Tensors) -> int:
 
 
 def _to_tensors(inputs: Any) -> Any:
-    tree = inputs.model_dump() if hasattr(inputs, "model_dump") else inputs
-    return map_leaves(_to_tensor, tree)
+    return map_leaves(_to_tensor, dumped(inputs))
 
 
 def _to_tensor(leaf: Any) -> Any:

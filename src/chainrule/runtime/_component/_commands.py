@@ -49,11 +49,11 @@ from chainrule.runtime._component._definition import Definition, Implementation
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._loading import read_mapping
 from chainrule.runtime._component._local import LocalComponent
-from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import get_config
 from chainrule.runtime._schema import ArraySpec, array_leaves, array_type
 from chainrule.runtime._schema._leaves import is_model_class
+from chainrule.runtime._schema._plain import to_plain
 from chainrule.runtime._schema._spec import make_spec
 
 _log = logging.getLogger(__name__)

@@ -54,9 +54,9 @@ from chainrule.runtime._component._definition import (
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._devices import Device, Place, find_place, on_device
 from chainrule.runtime._component._local import LocalComponent
-from chainrule.runtime._component._schemas import to_plain
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._schema._leaves import is_model_class
+from chainrule.runtime._schema._plain import to_plain
 
 Config = ComponentConfig | Mapping[str, Any] | None
 

@@ -46,8 +46,9 @@ from chainrule._progress import unheard
 from chainrule._trees import dtype_name, flatten_with_paths, get_at_path, is_arraylike
 from chainrule.runtime._component._definition import check_signature, takes_argument
 from chainrule.runtime._component._failures import bad_output, failure_of, is_of_another_component
-from chainrule.runtime._component._schemas import Context, Schemas, to_plain
+from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._schema import ArraySpec, build_validator
+from chainrule.runtime._schema._plain import to_plain
 
 Payload = Mapping[str, Any]
 Handler = Callable[[Payload, Context], Any]

@@ -56,12 +56,12 @@ from chainrule.runtime._component._schemas import (
     Context,
     Schemas,
     complete_abstract,
-    to_plain,
     with_abstract_eval,
 )
 from chainrule.runtime._config import ComponentConfig
 from chainrule.runtime._runs import Run, activate, current_run
 from chainrule.runtime._schema import ArraySpec, array_leaves
+from chainrule.runtime._schema._plain import to_plain
 
 if TYPE_CHECKING:
     from chainrule.runtime._component._devices import Place

@@ -23,7 +23,8 @@ from chainrule.runtime._component._handlers import (
     check_fields,
     read_derivative_request,
 )
-from chainrule.runtime._component._schemas import Context, Schemas, to_plain
+from chainrule.runtime._component._schemas import Context, Schemas
+from chainrule.runtime._schema._plain import to_plain
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,6 @@ array annotation may be exchanged. Two rewritings exist:
 
 A model that contains itself has no finite set of array paths and is refused.
 
-`to_plain` makes of a validated model the plain tree that callers get: mappings with text keys, lists, NumPy
-arrays and scalars, and JSON values, the same from every transport. Most models hold nothing else and are
-walked directly, so that an array is passed on and never touched; models with serializers, paths, dates or
-other rich values are dumped by pydantic first.
-
 When every output is an array whose sizes are fixed, or named and thus known from the inputs, the schemas
 alone say what comes out (`with_abstract_eval`). `complete_abstract` and `fit_abstract` hold shapes and dtypes
 to the schemas for callers that trace a component themselves.
@@ -26,10 +21,10 @@ from __future__ import annotations
 import enum
 import pathlib
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from datetime import date, time, timedelta
-from functools import cache, cached_property
+from functools import cached_property
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -46,13 +41,11 @@ from pydantic import (
     create_model,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
 from typing_extensions import TypeAliasType
 
 from chainrule._codec import dtype_generality
 from chainrule._device import own_copy
 from chainrule._errors import DefinitionError, InputError
-from chainrule._trees import is_arraylike
 from chainrule.runtime._component._definition import Implementation, derived
 from chainrule.runtime._component._failures import bad_input, bad_output
 from chainrule.runtime._schema import (
@@ -67,12 +60,12 @@ from chainrule.runtime._schema import (
 from chainrule.runtime._schema._leaves import (
     DimensionTable,
     enter_sizes,
-    is_model,
     is_model_class,
     named_sizes,
     spec_of,
     unwrap,
 )
+from chainrule.runtime._schema._plain import opened, to_plain
 from chainrule.runtime._schema._problems import dtype_mismatch
 from chainrule.runtime._schema._spec import numpy_dtype
 from chainrule.runtime._schema._validation import check_shape
@@ -131,7 +124,7 @@ class Schemas:
     def read_inputs(self, value: Any, endpoint: str, context: Context) -> BaseModel:
         """Validated inputs for the author's function."""
         if context.get("own") and self._shows_caller:
-            value = own_copy(_opened(value))
+            value = own_copy(opened(value))
         return _validate_input(self.inputs, value, endpoint, context)
 
     def read_abstract_inputs(self, value: Any, endpoint: str, context: Context) -> BaseModel:
@@ -174,23 +167,8 @@ def _validate(model: type[BaseModel], value: Any, context: Context) -> BaseModel
     # What `model_validate` does once it has looked at its arguments, which a small call would notice.
     # Models inside containers are read by their attributes.
     return model.__pydantic_validator__.validate_python(
-        _opened(value), context=context, from_attributes=True, by_name=True
+        opened(value), context=context, from_attributes=True, by_name=True
     )
-
-
-def _opened(value: Any) -> Any:
-    """A model as the data it holds, extra fields and roots included: ours is another class."""
-    kind = type(value)
-    if not is_model(kind):  # type: ignore[arg-type]
-        return value
-    if kind.__pydantic_root_model__:
-        return _opened(value.root)
-    extra = value.__pydantic_extra__
-    fields = {**value.__dict__, **extra} if extra else value.__dict__
-    return {
-        name: field if type(field) in _PLAIN_LEAVES else _opened(field)
-        for name, field in fields.items()
-    }
 
 
 def _require_model(name: str, schema: Any) -> Any:
@@ -448,82 +426,6 @@ def _recursive(model: type[BaseModel], open_models: list[type[BaseModel]]) -> De
         f"The schema contains itself: {chain}. A component's arrays need a finite set of paths; use a "
         "list or a dict of a model that does not refer back.",
         code="recursive_schema",
-    )
-
-
-_ATOMS = frozenset((str, int, float, bool, NoneType, np.ndarray))
-# Looked up where a walk meets a child: a call for each would take longer than all else that is done with it.
-_PLAIN_LEAVES = _ATOMS | set(np.sctypeDict.values())
-_PLAIN_CONTAINERS = (list, tuple, dict, Union, UnionType, Sequence, Mapping)
-
-
-def to_plain(node: Any) -> Any:
-    """The plain tree of a model, or of nested data that may contain models."""
-    kind = type(node)
-    if kind in _PLAIN_LEAVES or isinstance(node, np.generic):
-        return node
-    if is_model(kind):  # type: ignore[arg-type]
-        return _model_to_plain(node)
-    if kind is dict or isinstance(node, Mapping):
-        return _plain_values((str(key), value) for key, value in node.items())
-    if isinstance(node, (list, tuple, set, frozenset)):
-        return [to_plain(item) for item in node]
-    return node if is_arraylike(node) else to_jsonable_python(node)
-
-
-def _model_to_plain(model: BaseModel) -> Any:
-    kind = type(model)
-    if not _is_direct(kind):
-        return to_plain(model.model_dump())
-    if kind.__pydantic_root_model__:
-        return to_plain(model.root)  # type: ignore[attr-defined]
-    fields = _plain_values(model.__dict__.items())
-    return (
-        fields | _plain_values(model.__pydantic_extra__.items())
-        if model.__pydantic_extra__
-        else fields
-    )
-
-
-def _plain_values(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {
-        name: value if type(value) in _PLAIN_LEAVES else to_plain(value) for name, value in items
-    }
-
-
-@cache
-def _is_direct(model: type[BaseModel]) -> bool:
-    """Whether the fields as they stand are the plain tree, with nothing for pydantic to convert."""
-    decorators = model.__pydantic_decorators__
-    if decorators.field_serializers or decorators.model_serializers or decorators.computed_fields:
-        return False
-    return all(
-        _is_direct_annotation(info.annotation)
-        and not info.exclude
-        and not any(_is_serializer(entry) for entry in info.metadata)
-        for info in model.model_fields.values()
-    )
-
-
-def _is_direct_annotation(annotation: Any) -> bool:
-    if annotation in (*_ATOMS, None, Any) or array_spec(annotation) is not None:
-        return True
-    if is_model_class(annotation):
-        return _is_direct(annotation)
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return all(type(argument) in _ATOMS for argument in arguments)
-    if origin is Annotated:
-        inner, *metadata = arguments
-        return _is_direct_annotation(inner) and not any(map(_is_serializer, metadata))
-    return origin in _PLAIN_CONTAINERS and all(
-        argument is Ellipsis or _is_direct_annotation(argument) for argument in arguments
-    )
-
-
-def _is_serializer(metadata: Any) -> bool:
-    return "Serializer" in type(metadata).__name__ or hasattr(
-        metadata, "__get_pydantic_core_schema__"
     )
 
 

@@ -6,6 +6,7 @@ _validation    decode or convert, check the shape, cast
 _leaves        the arrays of a model by pattern; named dimensions
 _array         the annotations: Array, Differentiable, Float64, …, ShapeDType
 _json_schema   the JSON schema of an array field
+_plain         models as plain data
 """
 
 from chainrule.runtime._schema._array import (

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 Mode = Literal["auto", "forward", "reverse", "elimination", "measure"]
 Method = Literal["auto", "planned", "elimination", "jacrev", "jacfwd", "compressed"]
 
+_MODES = get_args(Mode)
 _METHODS: dict[Mode, Method] = {
     "auto": "auto", "forward": "jacfwd", "reverse": "jacrev", "elimination": "elimination",
 }  # fmt: skip
@@ -66,9 +67,9 @@ def jax_jacobian(
         PathError: a path does not exist or is not an array.
         InputError: there is no such mode (`unknown_method`).
     """
-    if mode not in get_args(Mode):
+    if mode not in _MODES:
         raise InputError(
-            f"There is no mode {mode!r}; it is one of {', '.join(map(repr, get_args(Mode)))}.",
+            f"There is no mode {mode!r}; it is one of {', '.join(map(repr, _MODES))}.",
             code="unknown_method",
         )
     call = (apply_jit, inputs, jac_inputs, jac_outputs)

@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from pydantic import BaseModel
 
 from chainrule._lru_cache import LRUCache
 from chainrule._partition import Template, is_array_or_number, partition, seal
@@ -31,6 +30,7 @@ from chainrule.runtime._derivatives._layout import (
     check_shape,
     not_differentiable,
 )
+from chainrule.runtime._schema._plain import dumped
 
 MAX_PROGRAMS = 1024
 
@@ -42,8 +42,7 @@ def is_array(leaf: Any) -> bool:
 
 def split(inputs: Any) -> tuple[Template, tuple[Any, ...]]:
     """Inputs (a model or nested data) as a template and its arrays."""
-    tree = inputs.model_dump() if isinstance(inputs, BaseModel) else inputs
-    return partition(tree, is_array)
+    return partition(dumped(inputs), is_array)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from chainrule._endpoints import JVP, VJP
 from chainrule._errors import CapabilityError, InputError
 from chainrule._partition import seal, unseal
 from chainrule.runtime._derivatives._layout import check_keys, is_abstract, shape_and_dtype
+from chainrule.runtime._schema._plain import dumped
 from chainrule.runtime.jax_recipes._programs import (
     Narrowed,
     Program,
@@ -72,9 +73,7 @@ def jax_abstract_eval(apply_jit: Callable[[Any], Any], abstract_inputs: Any) -> 
 
 def abstract_arrays(abstract_inputs: Any) -> Any:
     """Inputs with JAX's `ShapeDtypeStruct` in place of every `{"shape": ..., "dtype": ...}`."""
-    dumped = hasattr(abstract_inputs, "model_dump")
-    tree = abstract_inputs.model_dump() if dumped else abstract_inputs
-    return jax.tree_util.tree_map(_to_shape, tree, is_leaf=is_abstract)
+    return jax.tree_util.tree_map(_to_shape, dumped(abstract_inputs), is_leaf=is_abstract)
 
 
 def describe_arrays(tree: Any) -> Any:

@@ -1,0 +1,127 @@
+"""Models as plain data.
+
+    to_plain    the tree that callers get: mappings with text keys, lists, NumPy arrays and scalars, and JSON
+                values, the same from every transport
+    dumped      what `model_dump` returns, for functions of an author that take nested data
+    opened      what a model holds, for another model to validate
+
+Most models hold arrays and JSON values only. They are read directly, so that an array is passed on and never
+touched. Models with serializers, paths, dates or other rich values are dumped by pydantic first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from chainrule._trees import is_arraylike
+from chainrule.runtime._schema._array import is_array_type
+from chainrule.runtime._schema._leaves import is_model, is_model_class
+
+_ATOMS = frozenset((str, int, float, bool, NoneType, np.ndarray))
+# Looked up where a walk meets a child: a call for each would take longer than all else that is done with it.
+_PLAIN_LEAVES = _ATOMS | set(np.sctypeDict.values())
+_PLAIN_CONTAINERS = (list, tuple, dict, Union, UnionType, Sequence, Mapping)
+
+
+def to_plain(node: Any) -> Any:
+    """The plain tree of a model, or of nested data that may contain models."""
+    kind = type(node)
+    if kind in _PLAIN_LEAVES or isinstance(node, np.generic):
+        return node
+    if is_model(kind):  # type: ignore[arg-type]
+        return _model_to_plain(node)
+    if kind is dict or isinstance(node, Mapping):
+        return _plain_values((str(key), value) for key, value in node.items())
+    if isinstance(node, (list, tuple, set, frozenset)):
+        return [to_plain(item) for item in node]
+    return node if is_arraylike(node) else to_jsonable_python(node)
+
+
+def _model_to_plain(model: BaseModel) -> Any:
+    kind = type(model)
+    if not _is_direct(kind):
+        return to_plain(model.model_dump())
+    if kind.__pydantic_root_model__:
+        return to_plain(model.root)  # type: ignore[attr-defined]
+    fields = _plain_values(model.__dict__.items())
+    return (
+        fields | _plain_values(model.__pydantic_extra__.items())
+        if model.__pydantic_extra__
+        else fields
+    )
+
+
+def _plain_values(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {
+        name: value if type(value) in _PLAIN_LEAVES else to_plain(value) for name, value in items
+    }
+
+
+@cache
+def _is_direct(model: type[BaseModel]) -> bool:
+    """Whether the fields as they stand are the plain tree, with nothing for pydantic to convert."""
+    decorators = model.__pydantic_decorators__
+    if decorators.field_serializers or decorators.model_serializers or decorators.computed_fields:
+        return False
+    return all(
+        _is_direct_annotation(info.annotation)
+        and not info.exclude
+        and not any(_is_serializer(entry) for entry in info.metadata)
+        for info in model.model_fields.values()
+    )
+
+
+def _is_direct_annotation(annotation: Any) -> bool:
+    if annotation in (*_ATOMS, None, Any) or is_array_type(annotation):
+        return True
+    if is_model_class(annotation):
+        return _is_direct(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return all(type(argument) in _ATOMS for argument in arguments)
+    if origin is Annotated:
+        inner, *metadata = arguments
+        return _is_direct_annotation(inner) and not any(map(_is_serializer, metadata))
+    return origin in _PLAIN_CONTAINERS and all(
+        argument is Ellipsis or _is_direct_annotation(argument) for argument in arguments
+    )
+
+
+def _is_serializer(metadata: Any) -> bool:
+    return "Serializer" in type(metadata).__name__ or hasattr(
+        metadata, "__get_pydantic_core_schema__"
+    )
+
+
+def dumped(inputs: Any) -> Any:
+    """A model as pydantic dumps it; nested data as they are."""
+    kind = type(inputs)
+    if not is_model(kind):
+        return inputs
+    fields = inputs.__dict__
+    if inputs.__pydantic_extra__ or kind.__pydantic_root_model__ or not _is_direct(kind):
+        return inputs.model_dump()
+    is_flat = all(type(value) in _PLAIN_LEAVES for value in fields.values())
+    return dict(fields) if is_flat else inputs.model_dump()
+
+
+def opened(value: Any) -> Any:
+    """A model as the data it holds, extra fields and roots included: ours is another class."""
+    kind = type(value)
+    if not is_model(kind):  # type: ignore[arg-type]
+        return value
+    if kind.__pydantic_root_model__:
+        return opened(value.root)
+    extra = value.__pydantic_extra__
+    fields = {**value.__dict__, **extra} if extra else value.__dict__
+    return {
+        name: field if type(field) in _PLAIN_LEAVES else opened(field)
+        for name, field in fields.items()
+    }
