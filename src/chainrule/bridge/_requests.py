@@ -32,6 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -114,7 +115,7 @@ class Request:
     result: Space
     columns: Space | None = None
 
-    @property
+    @cached_property
     def name(self) -> str:
         """For messages, and which row of the table it is."""
         if self.columns is not None:

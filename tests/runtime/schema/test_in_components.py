@@ -1,5 +1,6 @@
 """What a component's caller is told about arrays."""
 
+from functools import cached_property
 from types import ModuleType
 
 import numpy as np
@@ -43,6 +44,30 @@ def test_authors_get_own_arrays_and_numpy_scalars():
     component(apply).apply({"x": np.zeros(2)})
     assert seen[0].x.flags.writeable
     assert type(seen[0].scale) is np.float32
+
+
+@pytest.mark.parametrize("wanted", ["y", "total"])
+def test_cached_properties_of_models_are_no_fields(wanted):
+    """Python keeps them in the dictionary in which pydantic keeps the fields."""
+
+    class Summed(InputSchema):
+        @cached_property
+        def total(self):
+            return self.x.sum()
+
+    class Outputs(OutputSchema):
+        @cached_property
+        def total(self):
+            return self.y.sum()
+
+    def apply(inputs):
+        outputs = Outputs(y=inputs.x * inputs.total)
+        getattr(outputs, wanted)
+        return outputs
+
+    inputs = Summed(x=[1, 2])
+    getattr(inputs, {"y": "x"}.get(wanted, wanted))
+    assert component(apply, Summed, Outputs).apply(inputs)["y"].tolist() == [3, 6]
 
 
 def test_problems_of_a_union_stand_at_its_path():

@@ -313,7 +313,8 @@ def _start(v: Any, shape: tuple[int, ...]) -> Any:
         v.type, float if v.type in FLOATS else int
     )
     values = np.array([read(word) for word in str(v.start).split()], _DTYPES[v.type])
-    return np.full(shape, values[0]) if values.size == 1 else values.reshape(shape)
+    # The start value of a scalar is one itself: pydantic copies a default that is an array for every call.
+    return np.full(shape, values[0])[()] if values.size == 1 else values.reshape(shape)
 
 
 def field_names(names: Sequence[str]) -> list[str]:

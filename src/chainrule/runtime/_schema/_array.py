@@ -135,7 +135,7 @@ def _spelling(spec: ArraySpec) -> str:
     """The declaration as an author writes it."""
     shape = "..." if spec.shape is None else spec.labelled_shape
     units = "" if spec.units is None else f", {spec.units!r}"
-    bounds = "" if spec.bounds is None else f", Bounds({_arguments(spec.bounds.given())})"
+    bounds = "" if spec.bounds is None else f", Bounds({_arguments(spec.bounds.given)})"
     text = f"Array[{shape}, {spec.dtype!r}{units}{bounds}]"
     return f"Differentiable[{text}]" if spec.differentiable else text
 

@@ -222,8 +222,8 @@ def _with_bounds(member: Any, bounds: Bounds, entries: list[Any]) -> Any:
         return Annotated[(member, *(e for e in entries if not isinstance(e, FieldInfo)))]
     spec = plain.spec
     check_bounds(spec.dtype, bounds)
-    declared = {} if spec.bounds is None else spec.bounds.given()
-    return array_type(replace(spec, bounds=Bounds(**{**declared, **bounds.given()})))
+    declared = {} if spec.bounds is None else spec.bounds.given
+    return array_type(replace(spec, bounds=Bounds(**{**declared, **bounds.given})))
 
 
 def _unwrap_bounded(annotation: Any) -> Any:

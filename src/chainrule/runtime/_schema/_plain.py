@@ -50,18 +50,21 @@ def _model_to_plain(model: BaseModel) -> Any:
         return to_plain(model.model_dump())
     if kind.__pydantic_root_model__:
         return to_plain(model.root)  # type: ignore[attr-defined]
-    fields = _plain_values(model.__dict__.items())
-    return (
-        fields | _plain_values(model.__pydantic_extra__.items())
-        if model.__pydantic_extra__
-        else fields
-    )
+    return _plain_values(_items(model))
 
 
 def _plain_values(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {
         name: value if type(value) in _PLAIN_LEAVES else to_plain(value) for name, value in items
     }
+
+
+def _items(model: BaseModel) -> Iterable[tuple[str, Any]]:
+    """The fields of a model and those beyond its declaration, by name."""
+    fields, extra, known = model.__dict__, model.__pydantic_extra__, type(model).__pydantic_fields__
+    if len(fields) > len(known):  # cached properties are kept in the same dictionary
+        fields = {name: value for name, value in fields.items() if name in known}
+    return (fields | extra if extra else fields).items()
 
 
 @cache
@@ -105,11 +108,11 @@ def dumped(inputs: Any) -> Any:
     kind = type(inputs)
     if not is_model(kind):
         return inputs
-    fields = inputs.__dict__
-    if inputs.__pydantic_extra__ or kind.__pydantic_root_model__ or not _is_direct(kind):
+    if kind.__pydantic_root_model__ or not _is_direct(kind):
         return inputs.model_dump()
+    fields = dict(_items(inputs))
     is_flat = all(type(value) in _PLAIN_LEAVES for value in fields.values())
-    return dict(fields) if is_flat else inputs.model_dump()
+    return fields if is_flat else inputs.model_dump()
 
 
 def opened(value: Any) -> Any:
@@ -119,9 +122,7 @@ def opened(value: Any) -> Any:
         return value
     if kind.__pydantic_root_model__:
         return opened(value.root)
-    extra = value.__pydantic_extra__
-    fields = {**value.__dict__, **extra} if extra else value.__dict__
     return {
         name: field if type(field) in _PLAIN_LEAVES else opened(field)
-        for name, field in fields.items()
+        for name, field in _items(value)
     }

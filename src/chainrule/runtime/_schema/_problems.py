@@ -109,7 +109,7 @@ def out_of_bounds(
     array: Any, name: str, bounds: Bounds, index: tuple[int, ...]
 ) -> PydanticCustomError | PydanticKnownError:
     """An element outside the bounds of its field; for a scalar the error that pydantic itself has."""
-    bound = bounds.given()[name]
+    bound = bounds.given[name]
     if not index:
         return PydanticKnownError(_BOUND_TYPES[name], {name: bound})  # type: ignore[arg-type]
     found = describe_type(array.shape, array.dtype)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from numbers import Integral, Real
 from types import EllipsisType
 from typing import Any
@@ -60,9 +60,10 @@ class Bounds:
     lt: float | None = None
 
     def __str__(self) -> str:
-        return ", ".join(f"{_COMPARISONS[name][0]} {bound}" for name, bound in self.given().items())
+        return ", ".join(f"{_COMPARISONS[name][0]} {bound}" for name, bound in self.given.items())
 
-    def given(self) -> dict[str, float]:
+    @cached_property
+    def given(self) -> Mapping[str, float]:
         """The bounds that there are, by pydantic's words."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: bound for name, bound in found.items() if bound is not None}
@@ -92,13 +93,13 @@ class Bounds:
     def allowed(self, values: np.ndarray) -> np.ndarray:
         """Which elements are within the bounds; those that are not numbers (NaN) are not."""
         inside = np.ones(values.shape, bool)
-        for name, bound in self.given().items():
+        for name, bound in self.given.items():
             inside &= _COMPARISONS[name][1](values, bound)
         return inside
 
     def first_violation(self, array: np.ndarray) -> tuple[str, tuple[int, ...]] | None:
         """The word of the first bound that does not hold, and the index of the first such element."""
-        for name, bound in self.given().items():
+        for name, bound in self.given.items():
             holds = _COMPARISONS[name][1](array, bound)
             if not holds.all():
                 index = np.unravel_index(int(np.argmin(holds)), np.shape(array))
@@ -107,7 +108,7 @@ class Bounds:
 
     def json_schema(self) -> dict[str, float]:
         """The bounds in the words of JSON schema."""
-        return {_JSON_WORDS[name]: bound for name, bound in self.given().items()}
+        return {_JSON_WORDS[name]: bound for name, bound in self.given.items()}
 
     @classmethod
     def from_json_schema(cls, node: Mapping[str, Any]) -> Bounds | None:

@@ -94,6 +94,8 @@ def _scalar_validator(spec: ArraySpec, exact: bool) -> Validator:
             return value
         if kind is float and scalar_type is np.float64:
             return np.float64(value)
+        if kind is np.ndarray and value.dtype is dtype and not value.shape:
+            return value[()]
         return _validate_slowly(spec, dtype, value, info.context or _NO_CONTEXT, exact)
 
     return validate
