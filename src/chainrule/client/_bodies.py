@@ -160,6 +160,7 @@ class Answer(NamedTuple):
         body: bytes or another buffer.
         retry_after_s: when a caller that was turned away may come back.
         memory: where a server on this host has put the body; see `_same_host`.
+        forward_pass: the token of a forward pass that the server has kept; see `_forward_passes`.
     """
 
     status: int
@@ -167,6 +168,7 @@ class Answer(NamedTuple):
     body: Any
     retry_after_s: float | None = None
     memory: str | None = None
+    forward_pass: str | None = None
 
     @property
     def was_turned_away(self) -> bool:

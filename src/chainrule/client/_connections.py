@@ -413,6 +413,7 @@ class ConnectionPool:
                 self._read_body(response, request.max_bytes),
                 _seconds(response.headers.get("retry-after")),
                 response.headers.get("chainrule-memory"),
+                response.headers.get("chainrule-forward-pass"),
             )
             # Some servers close the connection after a failure without saying so.
             return answer, not response.will_close and response.status < 500

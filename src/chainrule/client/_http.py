@@ -39,6 +39,7 @@ from chainrule.client._connections import (
     Verify,
     parse_url,
 )
+from chainrule.client._forward_passes import PassTokens
 from chainrule.client._jobs import Job
 from chainrule.client._same_host import SharedMemory
 from chainrule.client._server import JobInfo, Server, ServerJob
@@ -133,6 +134,7 @@ class HttpTransport(Transport):
         self._document: dict[str, Any] | None = None
         self._dialect: Dialect | None = None
         self._memory: SharedMemory | None = None
+        self._passes = PassTokens(lambda answer: read_answer(answer, self._limits))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A handle that is sent to another process opens connections of its own there.
@@ -247,7 +249,6 @@ class HttpTransport(Transport):
         if run_id is not None and dialect.is_native:
             Run.check_id(run_id)
         path = f"{self._base}/{quote(endpoint)}"
-        pieces = as_body(payload, dialect.body_format)
         headers = {**self._headers, **_trace_headers(), "Content-Type": dialect.content_type}
         if dialect.accept is not None:
             headers["Accept"] = dialect.accept
@@ -255,9 +256,20 @@ class HttpTransport(Transport):
             headers["Idempotency-Key"] = key
         target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
 
+        pieces = as_body(payload, dialect.body_format)
+
         def ask(known: Mapping[str, str]) -> Any:
-            request = Request("POST", target, {**headers, **known}, pieces, self._max_answer_bytes)
-            return read_answer(self._exchange(request, ticket), self._limits)
+            def send(pieces: list[Any], more: Mapping[str, str]) -> Answer:
+                named = {**headers, **known, **more}
+                request = Request("POST", target, named, pieces, self._max_answer_bytes)
+                return self._exchange(request, ticket)
+
+            # Through shared memory, inputs are there sooner than they are known again. A call with a key may
+            # be answered by another server, as a job.
+            is_near = self._memory is not None and self._memory.is_in_use
+            if key is not None or is_near or not dialect.is_native:
+                return read_answer(send(pieces, {}), self._limits)
+            return self._passes.call(endpoint, payload, pieces, send)
 
         return self._as_known(ask)
 

@@ -89,6 +89,11 @@ class SharedMemory:
         self._idle.keep(channel)
         return answer
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it is not known yet that the server is elsewhere or offers none."""
+        return self._failures < _MAX_FAILURES
+
     def close(self) -> None:
         """Close the channels that no call uses."""
         self._idle.close()

@@ -37,6 +37,7 @@ from chainrule._tracing import export_spans, span
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
 from chainrule.runtime.internal import Run, failure_of, reuse_residuals
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
+from chainrule.serve._forward_passes import KeptPasses
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._server_endpoints import ADDED, WITHOUT_ARRAYS, added_endpoints
@@ -63,6 +64,7 @@ class Answerer:
         self._copy_results = copy_results
         self._config = component.config
         self._cache = ResultCache.of(component)
+        self._passes = KeptPasses(self._config.max_residual_bytes)
         self._merged = MergedCalls(
             component, decode=self._payload, encode=self._encoded, answer=self._reply
         )
@@ -169,8 +171,12 @@ class Answerer:
     def _answer(self, call: Call) -> Reply:
         self._form(call)  # what cannot be answered is not computed
         run = Run(self._config, run_id=call.run_id)
-        result = self.compute(call.endpoint, self._payload(call), run)
-        return self._encoded(call, result, run)
+        payload = self._payload(call)
+        self._passes.complete(call, payload)
+        kept = self._passes.inputs_to_keep(call, payload)
+        result = self.compute(call.endpoint, payload, run)
+        reply = self._encoded(call, result, run)
+        return reply if kept is None else reply._replace(forward_pass=self._passes.keep(kept))
 
     def _form(self, call: Call) -> Negotiated:
         form = negotiate(

@@ -93,6 +93,7 @@ class Call(NamedTuple):
         watcher: is told of its progress and output, where the call is a job.
         merged: whether the body holds several calls, see `_merging`.
         room: shared memory that the caller offers for the answer.
+        forward_pass: `KEEP_PASS` in a call of `apply`; the token of a kept one in a call of a derivative.
     """
 
     endpoint: str
@@ -105,6 +106,7 @@ class Call(NamedTuple):
     watcher: Watcher | None = None
     merged: bool = False
     room: Segment | None = None
+    forward_pass: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -126,6 +128,7 @@ class Call(NamedTuple):
             "run_id": self.run_id,
             "traceparent": self.traceparent,
             "merged": self.merged,
+            "forward_pass": self.forward_pass,
         }
 
     def check(self) -> Call:
@@ -136,11 +139,12 @@ class Call(NamedTuple):
         """
         said = (
             self.content_type, self.content_encoding, self.accept, self.run_id, self.traceparent,
+            self.forward_pass,
         )  # fmt: skip
         if any(text is not None and len(text) > _MAX_TEXT for text in said):
             raise InputError(
-                "Content-Type, Content-Encoding, Accept, traceparent and run_id have at most "
-                f"{_MAX_TEXT} characters.",
+                "Content-Type, Content-Encoding, Accept, traceparent, Chainrule-Forward-Pass and run_id have "
+                f"at most {_MAX_TEXT} characters.",
                 code="bad_header",
             )
         return self
@@ -157,6 +161,7 @@ class Reply(NamedTuple):
         stored: where the body lies when it is not in `pieces`: in the caller's room, or in new memory.
         headers: more of them, for HTTP.
         reuse: how often something kept from earlier calls was there (`results_hit`, `residuals_miss`, …).
+        forward_pass: the token of the forward pass that was kept.
     """
 
     status: int
@@ -166,6 +171,7 @@ class Reply(NamedTuple):
     stored: SegmentBody | None = None
     headers: tuple[tuple[bytes, bytes], ...] = ()
     reuse: Mapping[str, int] = MappingProxyType({})
+    forward_pass: str | None = None
 
     @property
     def nbytes(self) -> int:

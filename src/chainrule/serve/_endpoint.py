@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 from chainrule._errors import ChainruleError, DecodeError, InputError, LimitError, StorageError
 from chainrule._same_host import INLINE_BYTES, SegmentPool
 from chainrule.serve._calls import Call, CallError, Reply, SegmentBody, no_memory, place_body
+from chainrule.serve._forward_passes import FORWARD_PASS_HEADER
 from chainrule.serve._logs import RUN_ID
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Service
@@ -174,6 +175,7 @@ class Endpoint:
             accept=_text(headers.get(b"accept")),
             run_id=query.get("run_id", run_id),
             traceparent=_text(headers.get(b"traceparent")),
+            forward_pass=_text(headers.get(FORWARD_PASS_HEADER)),
         )
 
     async def _answer(
@@ -286,6 +288,8 @@ def _reply_headers(reply: Reply, nbytes: int) -> list[tuple[bytes, bytes]]:
     ]
     if reply.retry_after_s is not None:
         headers.append((b"retry-after", str(reply.retry_after_s).encode()))
+    if reply.forward_pass is not None:
+        headers.append((FORWARD_PASS_HEADER, reply.forward_pass.encode()))
     if reply.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from chainrule._errors import ChainruleError, DefinitionError
+from chainrule._lru_cache import LRUCache
 from chainrule._same_host import SegmentPool, is_supported
 from chainrule.serve._calls import (
     Call,
@@ -50,6 +51,8 @@ _FIRST_BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 10.0
 # A pool whose workers failed this often in a row turns callers away instead of letting them wait.
 _FAILURES_UNTIL_UNAVAILABLE = 3
+# Forward passes whose worker is remembered; for one that is forgotten, the inputs are sent again.
+_REMEMBERED = 4096
 
 
 class WorkerState(NamedTuple):
@@ -361,6 +364,8 @@ class WorkerPool(Pool):
         self._output = output or ErrorStream()
         self._workers: set[Worker] = set()
         self._idle: deque[Worker] = deque()
+        # Which worker has kept a forward pass, by its token.
+        self._keepers: LRUCache[str, Worker] = LRUCache(_REMEMBERED)
         self._waiting: deque[asyncio.Future[Worker]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failures_in_a_row = 0
@@ -417,6 +422,8 @@ class WorkerPool(Pool):
                 await call.watcher.on_start()
             reply = await worker.call(call, timeout_s=timeout_s)
             self._failures_in_a_row = 0
+            if reply.forward_pass is not None:
+                self._keepers.put(reply.forward_pass, worker)
             return reply
         except CallError as error:
             if self.is_stopping:
@@ -429,6 +436,10 @@ class WorkerPool(Pool):
     async def _acquire(self, call: Call, timeout_s: float | None) -> Worker:
         if self.is_stopping:
             raise CallError.stopping()
+        keeper = None if call.forward_pass is None else self._keepers.get(call.forward_pass)
+        if keeper is not None and keeper.is_usable and keeper in self._idle:
+            self._idle.remove(keeper)
+            return keeper
         while self._idle:
             worker = self._idle.popleft()
             if worker.is_usable:

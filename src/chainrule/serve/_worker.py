@@ -132,6 +132,8 @@ class Worker:
         header: dict[str, Any] = {"status": reply.status, "content_type": reply.content_type}
         if reply.reuse:
             header["reuse"] = reply.reuse
+        if reply.forward_pass is not None:
+            header["forward_pass"] = reply.forward_pass
         nbytes = reply.nbytes
         if nbytes <= INLINE_BYTES:
             send_message(self._connection, header, reply.pieces)

@@ -307,6 +307,7 @@ class WorkerProcess:
             [message.body],
             stored=stored,
             reuse=header.get("reuse", {}),
+            forward_pass=header.get("forward_pass"),
         )
 
     def _on_readable(self) -> None:

@@ -11,6 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Any
 
+from chainrule._endpoints import DERIVATIVE_ENDPOINTS
 from chainrule._errors import ChainruleError, DefinitionError
 from chainrule.client._pool._dispatch import Dispatcher, Replica, Slot
 from chainrule.runtime.internal import Document
@@ -35,7 +36,7 @@ class Keeper(ABC):
     Attributes:
         document: the OpenAPI document that the first replica gave; `None` before.
         gives_gradients: whether the component has a vector-Jacobian product.
-        hands_on_residuals: whether that goes on from what `apply` has kept, by the author's declaration.
+        residual_endpoints: those that go on from what `apply` has kept, by the author's declaration.
         failure: why no replica can be started; `None` while one is up or may still come up.
         closed: set when the replicas have to end.
     """
@@ -43,7 +44,7 @@ class Keeper(ABC):
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.document: dict[str, Any] | None = None
         self.gives_gradients = False
-        self.hands_on_residuals = False
+        self.residual_endpoints: frozenset[str] = frozenset()
         self.failure: Exception | None = None
         self.closed = threading.Event()
         self._dispatcher = dispatcher
@@ -65,7 +66,9 @@ class Keeper(ABC):
         self.document = self.document or document
         read = Document(document)
         self.gives_gradients = "vector_jacobian_product" in read.endpoints
-        self.hands_on_residuals = read.capabilities["vector_jacobian_product"].residuals
+        self.residual_endpoints = frozenset(
+            name for name in DERIVATIVE_ENDPOINTS if read.capabilities[name].residuals
+        )
 
 
 class Supervisor(Keeper):

@@ -51,10 +51,11 @@ def fingerprint(tree: Any) -> bytes:
 class ForwardPasses:
     """Which replica ran the forward pass of which inputs. Safe between threads.
 
-    A gradient goes to the replica that ran its forward pass, which may still have the residuals. It waits for
-    that one where the author's VJP takes residuals; else it goes elsewhere while another one is free, so that
-    several products at one point are computed at the same time. Replicas find residuals by the content of the
-    inputs, so a wrong or forgotten entry only costs another forward pass.
+    A gradient goes to the replica that ran its forward pass, which may still have the residuals; so do other
+    derivatives that take residuals. It waits for that replica where the author's code takes residuals.
+    Otherwise it goes elsewhere while another one is free, so that several products at one point are computed
+    at the same time. Replicas find residuals by the content of the inputs, so a wrong or forgotten entry only
+    costs another forward pass.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class ForwardPasses:
 
     def replica_for(self, endpoint: str, point: bytes | None) -> str | None:
         """The replica that a call should go to; `None` when it does not matter."""
-        if endpoint != _BACKWARD or point is None:
+        if endpoint == _FORWARD or point is None:
             return None
         found = self._replicas.get(point)
         with self._lock:
@@ -76,10 +77,6 @@ class ForwardPasses:
         """Note that a replica has answered a call."""
         if endpoint == _FORWARD and point is not None:
             self._replicas.put(point, replica)
-
-    def concerns(self, endpoint: str) -> bool:
-        """Whether it matters where this endpoint runs."""
-        return endpoint in (_FORWARD, _BACKWARD)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -197,7 +194,10 @@ class ReplicatedTransport(Transport):
 
     def depends_on_replica(self, endpoint: str) -> bool:
         """Whether it matters which replica answers an endpoint."""
-        return self._keeper.gives_gradients and self._forward_passes.concerns(endpoint)
+        residuals = self._keeper.residual_endpoints
+        if endpoint == _FORWARD:
+            return self._keeper.gives_gradients or bool(residuals)
+        return endpoint == _BACKWARD or endpoint in residuals
 
     def close(self) -> None:
         """End the replicas, or the connections to them."""
@@ -359,7 +359,7 @@ class PoolTransport(ReplicatedTransport):
         """
         return self._dispatcher.lease(
             prefer=None if last else self._home(endpoint, point),
-            insists=self._supervisor.hands_on_residuals,
+            insists=endpoint in self._supervisor.residual_endpoints,
             alone=last is not None,
             ticket=ticket,
         )
