@@ -185,7 +185,7 @@ def _job_store() -> Iterator[FileJobStore]:
     place = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=place) as folder:
         store = FileJobStore(Path(folder), retention_s=3600.0, max_bytes=1 << 30)
-        store.open(_Nobody())
+        store.open(_Nobody(), {"solver"})
         try:
             yield store
         finally:

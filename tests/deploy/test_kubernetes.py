@@ -254,29 +254,58 @@ def test_a_scaled_object_reads_as_keda_documents_it():
     assert trigger["type"] == "prometheus"
     assert trigger["metadata"].keys() == {"serverAddress", "query", "threshold"}
     assert all(isinstance(value, str) for value in trigger["metadata"].values())
-    assert "jobs" not in trigger["metadata"]["query"]
+
+
+def adapter_query():
+    """What prometheus-adapter makes of the rule on the how-to page, for the pods of two servers."""
+    page = (Path(__file__).parents[2] / "docs/how-to/kubernetes.md").read_text()
+    text = page.partition('title="prometheus-adapter values"\n')[2].partition("```")[0]
+    (rule,) = yaml.safe_load(text)["rules"]["custom"]
+    assert rule["seriesQuery"].startswith("chainrule_load{")
+    filled = {
+        "<<.Series>>": "chainrule_load",
+        "<<.LabelMatchers>>": 'namespace="science",pod=~"heat-a|heat-b"',
+        "<<.GroupBy>>": "pod",
+    }
+    query = rule["metricsQuery"]
+    for name, value in filled.items():
+        query = query.replace(name, value)
+    return query
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_keda_counts_calls_of_each_server_and_shared_jobs_once(tmp_path):
-    """Two servers, one call each; seven jobs wait, as both say."""
-    shared = KubernetesDeployment(
-        image=IMAGE, name="heat", keda=9, prometheus="http://p:9090", jobs="postgresql"
+def test_autoscalers_count_all_work_of_two_servers(tmp_path):
+    """Two servers, one call each; of seven jobs that wait, each server counts its half."""
+    deployment = KubernetesDeployment(image=IMAGE, name="heat", hpa=9, workers=2)
+    (metric,) = autoscaler_of(manifests(deployment))["spec"]["metrics"]
+    assert metric["pods"]["metric"]["name"] == "chainrule_load"
+    assert metric["pods"]["target"] == {"type": "AverageValue", "averageValue": "2"}
+    deployment = KubernetesDeployment(
+        image=IMAGE, name="heat", keda=9, prometheus="http://p:9090", jobs="postgresql", workers=2
     )
-    (scaled,) = [each for each in manifests(shared) if each["kind"] == "ScaledObject"]
+    (scaled,) = [each for each in manifests(deployment) if each["kind"] == "ScaledObject"]
     (trigger,) = scaled["spec"]["triggers"]
-    values = {"calls_running": 1, "calls_waiting": 0, "jobs_waiting": 7}
+    assert trigger["metadata"]["threshold"] == "2"
     series = [
-        {"series": f'chainrule_{name}{{pod="heat-{pod}",component="heat"}}', "values": f"{value}x5"}
-        for name, value in values.items()
-        for pod in "ab"
+        {
+            "series": f'chainrule_load{{namespace="science",pod="{pod}",component="heat"}}',
+            "values": f"{load}x5",
+        }
+        for pod, load in {"heat-a": 4.5, "heat-b": 4.5, "mesh-a": 100}.items()
     ]
-    asked = {
-        "expr": trigger["metadata"]["query"],
-        "eval_time": "3m",
-        "exp_samples": [{"labels": "{}", "value": 9}],
-    }
-    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    asked = [
+        (trigger["metadata"]["query"], {"{}": 9}),
+        (adapter_query(), {'{pod="heat-a"}': 4.5, '{pod="heat-b"}': 4.5}),
+    ]
+    tests = [
+        {
+            "expr": query,
+            "eval_time": "3m",
+            "exp_samples": [{"labels": of, "value": value} for of, value in found.items()],
+        }
+        for query, found in asked
+    ]
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": tests}
     (tmp_path / "test.json").write_text(json.dumps({"rule_files": [], "tests": [test]}))
     command = ["promtool", "test", "rules", "test.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -379,8 +408,7 @@ def test_a_server_runs_as_the_manifests_say(tmp_path):
             get("/metrics")
         metrics = get("/metrics", Authorization="Bearer a-token-of-enough-letters").read().decode()
         # The names by which autoscalers scale.
-        assert "\nchainrule_calls_waiting{" in metrics
-        assert "\nchainrule_calls_running{" in metrics
+        assert "\nchainrule_load{" in metrics
         assert any((tmp_path / "jobs").iterdir())
     finally:
         server.terminate()

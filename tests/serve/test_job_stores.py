@@ -68,7 +68,7 @@ def make_store(request, tmp_path):
     def open_store(**settings):
         store = make(**{"retention_s": 3600, "max_bytes": 1 << 30, **settings})
         store.heard = Heard()
-        store.open(store.heard)
+        store.open(store.heard, {"c"})
         opened.append(store)
         return store
 
@@ -297,14 +297,14 @@ def test_the_same_key_at_the_same_time(store):
 def test_what_a_killed_server_left_behind_is_removed(tmp_path):
     settings = {"retention_s": 3600, "max_bytes": 1000}
     store = FileJobStore(tmp_path, **settings)
-    store.open(Heard())
+    store.open(Heard(), {"c"})
     running, queued = (add(store, b"b" * LARGE) for _ in range(2))
     store.start(store.take("c"))
     store.close()
     (tmp_path / "unknown.request").write_bytes(b"never acknowledged")
     (tmp_path / ".half.result.partial").write_bytes(b"hal")
     store = FileJobStore(tmp_path, **settings)
-    store.open(Heard())
+    store.open(Heard(), {"c"})
     assert store.get(running.id).error_code == "server_stopped"
     assert store.body(queued) == b"b" * LARGE
     assert [path.name for path in tmp_path.glob("*.request")] == [f"{queued.id}.request"]
@@ -315,7 +315,7 @@ def test_what_a_killed_server_left_behind_is_removed(tmp_path):
 def test_no_statement_of_a_folder_reads_all_jobs(tmp_path):
     """But of those that a server makes once, when it starts."""
     store = FileJobStore(tmp_path, retention_s=0, max_bytes=0)
-    store.open(Heard())
+    store.open(Heard(), {"c"})
     statements = []
     store._database.set_trace_callback(statements.append)
     job = add(store, idempotency_key="k")
@@ -338,7 +338,7 @@ def test_no_statement_of_a_folder_reads_all_jobs(tmp_path):
 def test_jobs_of_earlier_versions(tmp_path, version):
     """Of the first, the table has no digest of results; of the second, nothing is counted."""
     store = FileJobStore(tmp_path, retention_s=3600, max_bytes=1000)
-    store.open(Heard())
+    store.open(Heard(), {"c"})
     for _ in range(3):
         add(store)
     job = end(store, store.start(store.take("c")))
@@ -355,7 +355,7 @@ def test_jobs_of_earlier_versions(tmp_path, version):
             database.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
         database.execute(f"PRAGMA user_version = {version}")
     store = FileJobStore(tmp_path, retention_s=3600, max_bytes=1000)
-    store.open(Heard())
+    store.open(Heard(), {"c"})
     assert store.counts() == counts
     assert store.result(store.get(job.id)) == b"result"
     end(store, store.start(store.take("c")))
@@ -385,7 +385,7 @@ def two_stores(postgres):
     for _ in range(2):
         store = PostgresJobStore(url, objects=None, lease_s=3600, retention_s=60, max_bytes=1 << 30)
         store.heard = Heard()
-        store.open(store.heard)
+        store.open(store.heard, {"c"})
         stores.append(store)
     stores[0].url = url
     yield stores
@@ -587,10 +587,33 @@ def test_databases_that_cannot_be_used(postgres, tmp_path):
 
 def test_a_database_of_a_later_version(postgres, two_stores):
     store, _ = two_stores
-    postgres.execute("UPDATE chainrule_jobs_format SET version = 2", store.url)
+    postgres.execute("UPDATE chainrule_jobs_format SET version = 3", store.url)
     said = refusal(postgres, store.url)
     assert said.code == "jobs_database_format"
     assert "Update Chainrule" in said.message
+
+
+def test_a_database_of_the_version_before_is_brought_up_to_date(postgres, two_stores):
+    from chainrule.serve._jobs._postgres import PostgresJobStore
+
+    store, _ = two_stores
+    postgres.execute("DROP TABLE chainrule_jobs_servers", store.url)
+    postgres.execute("UPDATE chainrule_jobs_format SET version = 1", store.url)
+    with closing(
+        PostgresJobStore(store.url, objects=None, lease_s=30, retention_s=60, max_bytes=1 << 30)
+    ) as later:
+        add(later)
+        assert later.queues()["c"].waiting == 1
+
+
+def test_the_servers_of_a_component_share_the_jobs_that_wait(two_stores, wait_until):
+    one, other = two_stores
+    for _ in range(3):
+        add(one)
+    wait_until(lambda: one.queues()["c"].servers == 2)
+    assert [store.queues()["c"].share for store in two_stores] == [1.5, 1.5]
+    other.close()
+    assert one.queues()["c"].share == 3.0
 
 
 def test_a_body_that_is_too_large_for_a_row(monkeypatch, two_stores):

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -101,6 +102,26 @@ def test_any_server_answers_for_any_job(servers, tmp_path, wait_until):
     assert listed[0] == listed[1]
     counts = [json.loads(served.get("/status").body)["jobs"] for served in servers]
     assert counts[0] == counts[1]
+
+
+def test_the_load_of_all_servers_together_is_all_work(servers, tmp_path, wait_until):
+    """By its sum or mean over servers an autoscaler knows how many are needed."""
+    told = tmp_path / "told"
+    jobs = [submit(servers[0], action="until_told", label=str(told)) for _ in range(5)]
+
+    def loads():
+        texts = [served.get("/metrics").body.decode() for served in servers]
+        return [
+            float(re.search(r"^chainrule_load{[^}]*} (\S+)$", text, re.MULTILINE)[1])
+            for text in texts
+        ]
+
+    # Two run, and three wait, of which each server counts its half.
+    wait_until(lambda: loads() == [2.5, 2.5])
+    told.touch()
+    for job in jobs:
+        wait_until(lambda job=job: find(servers[1], job)["state"] == "succeeded")
+    wait_until(lambda: loads() == [0.0, 0.0])
 
 
 def test_a_job_is_cancelled_at_any_server(servers, wait_until):

@@ -91,6 +91,12 @@ def exposition(server: Server, jobs: Mapping[str, int], queues: Mapping[str, Job
     waits = [({"component": name}, queues.get(name)) for name, _ in named]
     waiting = [("", labels, queue.waiting if queue else 0) for labels, queue in waits]
     lines += _family("jobs_waiting", "gauge", "Jobs that wait for a worker.", waiting)
+    load = [
+        ("", {"component": name}, s.pool.under_way + (queues[name].share if name in queues else 0))
+        for name, s in named
+    ]
+    help = "Calls that run or wait, and this server's share of the jobs that wait."
+    lines += _family("load", "gauge", help, load)
     oldest = [("", labels, queue.oldest_s if queue else 0) for labels, queue in waits]
     help = "For how long the first of the jobs that wait has waited."
     lines += _family("jobs_oldest_waiting_seconds", "gauge", help, oldest)

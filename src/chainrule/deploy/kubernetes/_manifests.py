@@ -23,6 +23,8 @@ _PRE_STOP_S = 10
 _USER = 10001
 _TOKEN, _TLS, _JOBS = "/run/chainrule/token", "/run/chainrule/tls", "/jobs"
 _DATABASE, _DATABASE_PORT = "/run/chainrule/jobs", 5432
+# Calls that run or wait at a server, and its share of the jobs that wait; the sum over servers is all work.
+_LOAD = "chainrule_load"
 
 
 def manifests(deployment: KubernetesDeployment) -> list[Object]:
@@ -296,12 +298,12 @@ def _disruption_budget(deployment: KubernetesDeployment) -> Object:
 
 
 def _autoscaler(deployment: KubernetesDeployment) -> Object:
-    """One more server for each call that waits per server, through an adapter of the metrics API."""
+    """As many servers as have workers for all calls and jobs, through an adapter of the metrics API."""
     metric = {
         "type": "Pods",
         "pods": {
-            "metric": {"name": "chainrule_calls_waiting"},
-            "target": {"type": "AverageValue", "averageValue": "1"},
+            "metric": {"name": _LOAD},
+            "target": {"type": "AverageValue", "averageValue": str(deployment.workers)},
         },
     }
     spec = {
@@ -317,18 +319,13 @@ def _scaled_object(deployment: KubernetesDeployment) -> Object:
     """The same by KEDA, which can also start the first server.
 
     A server that is not there counts no waiting calls. To start one, callers need an address that holds
-    their requests meanwhile (KEDA's HTTP add-on), or a further trigger of their own. Of jobs that servers
-    share, all of them report the same number, so it is not a sum.
+    their requests meanwhile (KEDA's HTTP add-on), or a further trigger of their own.
     """
-    pods = f'pod=~"{deployment.name}-.*"'
-    query = f"sum(chainrule_calls_waiting{{{pods}}} + chainrule_calls_running{{{pods}}})"
-    if deployment.shares_jobs:
-        query += f" + max(chainrule_jobs_waiting{{{pods}}})"
     trigger = {
         "type": "prometheus",
         "metadata": {
             "serverAddress": deployment.prometheus,
-            "query": query,
+            "query": f'sum({_LOAD}{{pod=~"{deployment.name}-.*"}})',
             "threshold": str(deployment.workers),
         },
     }

@@ -191,7 +191,7 @@ class FileJobStore(JobStore):
             if is_ours and path.stat().st_mode & 0o077:
                 path.chmod(0o600)
 
-    def open(self, signals: Signals) -> None:
+    def open(self, signals: Signals, components: Collection[str]) -> None:
         """Begin with the jobs of the last server.
 
         A job that was running when it ended may have had effects: it is reported as failed, unless its caller

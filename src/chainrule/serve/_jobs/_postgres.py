@@ -4,6 +4,7 @@
     chainrule_jobs_waiting      the jobs that no server has taken: what is taken is looked for here only
     chainrule_jobs_log          what components printed, in pieces
     chainrule_jobs_tally        how many jobs there are of each state, counted by a trigger
+    chainrule_jobs_servers      which servers run jobs of a component
     chainrule_jobs_format       the version of these tables
 
 Which server holds a job is in its row: `owner`, until `lease_until`. A server renews its leases every third
@@ -29,7 +30,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -69,7 +70,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_VERSION = 1
+_VERSION = 2
 _CHANNEL = "chainrule_jobs"
 _WORK = "work"
 # Keys of advisory locks: who makes the tables, who sweeps.
@@ -101,6 +102,11 @@ _TYPES = {
     "result_bytes": "bigint",
 }
 _NOW = "extract(epoch FROM now())::double precision"
+_SERVERS_SCHEMA = """
+CREATE TABLE chainrule_jobs_servers (
+    component text, owner text, alive_until timestamptz NOT NULL, PRIMARY KEY (component, owner)
+);
+"""
 _SCHEMA = f"""
 CREATE TABLE chainrule_jobs (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -144,6 +150,7 @@ BEGIN
 END $$;
 CREATE TRIGGER chainrule_jobs_counted AFTER INSERT OR DELETE OR UPDATE OF state, result_bytes
     ON chainrule_jobs FOR EACH ROW EXECUTE FUNCTION chainrule_jobs_count();
+{_SERVERS_SCHEMA}
 CREATE TABLE chainrule_jobs_format (version integer NOT NULL);
 INSERT INTO chainrule_jobs_format VALUES ({_VERSION});
 """
@@ -175,10 +182,19 @@ UPDATE chainrule_jobs SET owner = %(owner)s, lease_until = now() + make_interval
     FROM taken WHERE chainrule_jobs.number = taken.number RETURNING {_FIELDS}
 """
 _QUEUES = f"""
-SELECT queue.component, queue.waiting, {_NOW} - chainrule_jobs.submitted_at FROM (
+SELECT queue.component, queue.waiting, {_NOW} - chainrule_jobs.submitted_at, (
+    SELECT count(*) FROM chainrule_jobs_servers AS server
+    WHERE server.component = queue.component AND alive_until > now())
+FROM (
     SELECT component, count(*) AS waiting, min(number) AS number
     FROM chainrule_jobs_waiting GROUP BY component) AS queue
 JOIN chainrule_jobs ON chainrule_jobs.number = queue.number
+"""
+_LIVE = """
+INSERT INTO chainrule_jobs_servers (component, owner, alive_until)
+    SELECT component, %(owner)s, now() + make_interval(secs => %(lease)s)
+    FROM unnest(%(components)s::text[]) AS component
+    ON CONFLICT (component, owner) DO UPDATE SET alive_until = EXCLUDED.alive_until
 """
 _WITHDRAW = f"""
 WITH taken AS (
@@ -338,6 +354,10 @@ class PostgresJobStore(JobStore):
                     connection.execute(_SCHEMA)
                     return
                 (version,) = _row(connection.execute("SELECT version FROM chainrule_jobs_format"))
+                if version == 1:
+                    connection.execute(_SERVERS_SCHEMA)
+                    connection.execute("UPDATE chainrule_jobs_format SET version = 2")
+                    version = 2
         except psycopg.OperationalError as error:
             raise _unreachable(
                 f"It says: {_said(error)}. Check that it runs, and the host, the database, the user and the "
@@ -356,9 +376,10 @@ class PostgresJobStore(JobStore):
                 code="jobs_database_format",
             )
 
-    def open(self, signals: Signals) -> None:
+    def open(self, signals: Signals, components: Collection[str]) -> None:
         """Begin to renew leases, and to listen."""
         self._signals = signals
+        self._components = list(components)
         self._minder.start()
 
     def close(self) -> None:
@@ -384,6 +405,7 @@ class PostgresJobStore(JobStore):
             [[job_id for job_id, job in held.items() if job.is_started], self._owner],
         )
         self._take_over(connection)
+        connection.execute("DELETE FROM chainrule_jobs_servers WHERE owner = %s", [self._owner])
         while self._unused:
             self._remove(self._unused.popleft())
 
@@ -557,8 +579,9 @@ class PostgresJobStore(JobStore):
         """Component → its jobs that wait, where there are any."""
         rows = self._do(lambda connection: connection.execute(_QUEUES).fetchall(), _POLL_S)
         return {
-            component: JobQueue(waiting, max(0.0, oldest_s))
-            for component, waiting, oldest_s in rows
+            # At least this one: it may not have said yet that it is there.
+            component: JobQueue(waiting, max(0.0, oldest_s), max(1, servers))
+            for component, waiting, oldest_s, servers in rows
         }
 
     def log_writer(self, record: JobRecord) -> LogWriter:
@@ -584,7 +607,13 @@ class PostgresJobStore(JobStore):
         """Drop results past their time, the oldest beyond the bound, and old jobs; one server at a time."""
         while self._unused:
             self._remove(self._unused.popleft())
-        for step in (self._drop_expired, self._drop_excess, self._forget_old, _add_tallies):
+        for step in (
+            self._drop_expired,
+            self._drop_excess,
+            self._forget_old,
+            _add_tallies,
+            _forget_servers,
+        ):
             while self._do(partial(_alone, work=step)):
                 pass
         if self._objects is not None and time.monotonic() > self._collect_at:
@@ -814,7 +843,9 @@ class PostgresJobStore(JobStore):
             ids = list(self._held)
         values = {
             "ids": ids, "owner": self._owner, "lease": self._lease_s, "final": list(FINAL),
+            "components": self._components,
         }  # fmt: skip
+        connection.execute(_LIVE, values)
         renewed = {job_id for (job_id,) in connection.execute(_RENEW, values)} if ids else set()
         with self._lock:
             # What has been released meanwhile has come to its end.
@@ -998,6 +1029,12 @@ def _alone(connection: psycopg.Connection, work: Callable[[psycopg.Connection], 
     with connection.transaction():
         (is_alone,) = _row(connection.execute("SELECT pg_try_advisory_xact_lock(%s)", [_SWEEPING]))
         return is_alone and work(connection)
+
+
+def _forget_servers(connection: psycopg.Connection) -> bool:
+    """Forget servers that were killed."""
+    connection.execute("DELETE FROM chainrule_jobs_servers WHERE alive_until < now()")
+    return False
 
 
 def _add_tallies(connection: psycopg.Connection) -> bool:

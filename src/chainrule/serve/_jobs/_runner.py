@@ -86,7 +86,8 @@ class Jobs:
         """
         self._store = store = await asyncio.to_thread(self._make_store)
         self._threads = ThreadPoolExecutor(store.threads, thread_name_prefix="chainrule-jobs")
-        await self._in_thread(store.open, _LoopSignals(asyncio.get_running_loop(), self))
+        signals = _LoopSignals(asyncio.get_running_loop(), self)
+        await self._in_thread(store.open, signals, set(services))
         for record in await self._in_thread(store.orphans, set(services)):
             await self._finish(LiveJob(record), "failed", problem_reply(_not_served(record)))
         for service in services.values():

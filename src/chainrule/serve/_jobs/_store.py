@@ -131,10 +131,17 @@ class JobQueue(NamedTuple):
     Attributes:
         waiting: how many.
         oldest_s: for how long the first of them has waited.
+        servers: how many servers run jobs of this component.
     """
 
     waiting: int
     oldest_s: float
+    servers: int = 1
+
+    @property
+    def share(self) -> float:
+        """How many of them are this server's, where all servers take the same number."""
+        return self.waiting / self.servers
 
 
 class LeaseLostError(ChainruleError):
@@ -191,8 +198,13 @@ class JobStore(ABC):
         self._max_bytes = max_bytes
 
     @abstractmethod
-    def open(self, signals: Signals) -> None:
-        """Begin: from now on there are signals, and the jobs of servers that ended are looked after."""
+    def open(self, signals: Signals, components: Collection[str]) -> None:
+        """Begin: from now on there are signals, and the jobs of servers that ended are looked after.
+
+        Args:
+            signals: what the store tells its server.
+            components: whose jobs this server runs.
+        """
 
     @abstractmethod
     def close(self) -> None:
