@@ -386,6 +386,7 @@ def two_stores(postgres):
         store = PostgresJobStore(url, objects=None, lease_s=3600, retention_s=60, max_bytes=1 << 30)
         store.heard = Heard()
         store.open(store.heard, {"c"})
+        store.heard.wait_for("work")  # it listens; what was said before is not heard
         stores.append(store)
     stores[0].url = url
     yield stores

@@ -18,6 +18,7 @@ _component     `Component`, the handle: a constructor for each place where it ma
 _transport     the interface of all transports, and the one within this process
 _bodies        from arguments to a request, and from an answer to a result or an exception
 _http          the transport to a server
+_forward_passes  which inputs a server has kept for derivatives
 _connections   HTTP/1.1 connections: addresses, deadlines, limits
 _same_host     large bodies in shared memory, where the server is on this host
 _subprocess    the transport to a process of its own

@@ -1,8 +1,8 @@
 """Which forward passes a server has kept, so that a derivative at the same inputs can leave them out.
 
-The protocol is described in `chainrule.serve._forward_passes`. A program that JAX has compiled hands the same
-numbers to `apply` and, later, to its derivative, and nothing else connects the two. So a pass is known by the
-whole content of its inputs.
+The protocol is described at `chainrule.serve._answering.KeptPasses`. A compiled program hands the
+same numbers to `apply` and, later, to its derivative, and nothing else connects the two. So a pass is known
+by the whole content of its inputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """From the bytes of a call to the bytes of its reply: the whole work of a worker.
 
 `Answerer` decodes the body, calls the component and encodes the result. It is used by worker processes, by
-the worker thread and by replicas on a cluster. Two things are beside the component's own endpoints: those
-that a server adds (`_server_endpoints`) and the cache of results.
+the worker thread and by replicas on a cluster. Beside the component's own endpoints there are those
+that a server adds (`_server_endpoints`), the cache of results (`ResultCache`) and forward passes whose inputs
+are kept for derivatives (`KeptPasses`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -31,13 +33,15 @@ from chainrule._codec import (
 )
 from chainrule._content_store import SharedFolder, content_name
 from chainrule._describe import describe_value
+from chainrule._device import own_copy
+from chainrule._endpoints import DERIVATIVE_ENDPOINTS
 from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._tracing import export_spans, span
+from chainrule._trees import iterate_leaves
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
 from chainrule.runtime.internal import Run, failure_of, reuse_residuals
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
-from chainrule.serve._forward_passes import KeptPasses
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._server_endpoints import ADDED, WITHOUT_ARRAYS, added_endpoints
@@ -328,3 +332,85 @@ class ResultCache:
         else:
             self._folder.write(name, content)
         return result
+
+
+# Asks that a forward pass be kept, in place of a token.
+_KEEP = "keep"
+_MAX_PASSES = 64
+
+
+class ForwardPassGoneError(ChainruleError):
+    """A call names a forward pass that its worker does not know (any more): HTTP 412. Nothing was run."""
+
+    default_code = "forward_pass_gone"
+    http_status = 412
+    exit_code = 1
+
+
+class KeptPasses:
+    """The inputs of forward passes under tokens, so that a derivative need not bring them again.
+
+        POST /apply                     Chainrule-Forward-Pass: keep        the inputs are in the body
+        200                             Chainrule-Forward-Pass: <token>     of this pass, where it was kept
+        POST /vector_jacobian_product   Chainrule-Forward-Pass: <token>     no `inputs` in the body
+        412 forward_pass_gone           the token is not known here: send the call with its inputs
+
+    A token is random and known to one worker process only: that of another server, or the replacement of this
+    one, does not know it. A worker keeps a bounded number of passes and bytes, and forgets the one that was
+    not used for longest. So a caller must expect the refusal at any time, and nothing has run then.
+
+    The inputs are kept, and not only what the derivative makes of them: residuals are found by the content of
+    the inputs (`runtime._residuals`). One call may evaluate the component at several points, as differences
+    do, and what belongs to which point must not be taken from the token.
+
+    Args:
+        max_bytes: of all inputs together; 0 keeps none.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._inputs: LRUCache[str, Any] = LRUCache(
+            _MAX_PASSES if max_bytes else 0, max_bytes=max_bytes, size_of=_size
+        )
+        self._max_bytes = max_bytes
+
+    def inputs_to_keep(self, call: Call, payload: Mapping[str, Any]) -> Any:
+        """A copy of the inputs of a forward pass that its caller wants to be kept; `None` of any other call.
+
+        Made before the author's code runs, to which the inputs belong then.
+        """
+        is_wanted = call.endpoint == "apply" and call.forward_pass == _KEEP
+        return own_copy(payload.get("inputs")) if is_wanted and self._max_bytes else None
+
+    def keep(self, inputs: Any) -> str | None:
+        """The token of a forward pass; `None` where its inputs are too large."""
+        token = secrets.token_hex(16)
+        self._inputs.put(token, inputs)
+        return token if token in self._inputs else None
+
+    def complete(self, call: Call, payload: dict[str, Any]) -> None:
+        """Put the inputs into the request for a derivative that has a token in their place.
+
+        Raises:
+            ForwardPassGoneError: no such pass is known.
+        """
+        if (
+            call.endpoint not in DERIVATIVE_ENDPOINTS
+            or call.forward_pass is None
+            or "inputs" in payload
+        ):
+            return
+        inputs = self._inputs.get(call.forward_pass)
+        if inputs is None:
+            raise ForwardPassGoneError(
+                "This worker does not know the forward pass that Chainrule-Forward-Pass names. Send the call "
+                "with its inputs."
+            )
+        payload["inputs"] = own_copy(inputs)  # the author may overwrite them
+
+
+def _size(inputs: Any) -> int:
+    return sum(_size_of_leaf(leaf) for _, leaf in iterate_leaves(inputs))
+
+
+def _size_of_leaf(leaf: Any) -> int:
+    return len(leaf) if isinstance(leaf, (str, bytes)) else getattr(leaf, "nbytes", 64)

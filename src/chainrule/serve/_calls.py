@@ -93,7 +93,8 @@ class Call(NamedTuple):
         watcher: is told of its progress and output, where the call is a job.
         merged: whether the body holds several calls, see `_merging`.
         room: shared memory that the caller offers for the answer.
-        forward_pass: `KEEP_PASS` in a call of `apply`; the token of a kept one in a call of a derivative.
+        forward_pass: `keep` in a call of `apply`, or the token of a kept pass in one of a derivative; see
+            `_answering.KeptPasses`.
     """
 
     endpoint: str

@@ -17,7 +17,6 @@ from urllib.parse import parse_qsl
 from chainrule._errors import ChainruleError, DecodeError, InputError, LimitError, StorageError
 from chainrule._same_host import INLINE_BYTES, SegmentPool
 from chainrule.serve._calls import Call, CallError, Reply, SegmentBody, no_memory, place_body
-from chainrule.serve._forward_passes import FORWARD_PASS_HEADER
 from chainrule.serve._logs import RUN_ID
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Service
@@ -39,6 +38,8 @@ _WATCH_AFTER_S = 0.03
 _NO_QUERY: Mapping[str, str] = {}
 # By this a caller names the version of the component that it knows: `x-content-hash` of its document.
 CONTENT_HASH_HEADER = b"chainrule-content-hash"
+# By this, a caller asks for the inputs of a forward pass to be kept, and names them later.
+FORWARD_PASS_HEADER = b"chainrule-forward-pass"
 
 
 class Endpoint:
