@@ -11,20 +11,16 @@ Modules, in reading order:
     _payload    the payload of a call
     _debugging  `--debug-port`
     _call       apply, call
-    _describe   check, inspect, schema
+    _describe   check, inspect, schema, diff
     _testing    check-gradients, record, test
-    _diff       diff
     _order      order
     _init       init
     _serve      serve
     _mcp        mcp
     _jobs       job list, show, logs, cancel
     _watch      top, dashboard
-    _images     image build, run, list, ps, logs, stop
-    _catalogue  image push, search
-    _slurm      deploy slurm
-    _kubernetes deploy kubernetes
-    _monitoring deploy alerts, grafana
+    _images     image build, run, push, list, ps, logs, stop; search
+    _deploy     deploy slurm, kubernetes, alerts, grafana
     _completion completion
     internal    what the tools of this project use
 """

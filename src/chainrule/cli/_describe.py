@@ -1,16 +1,21 @@
-"""`chainrule check`, `inspect` and `schema`: what a component takes, gives and offers."""
+"""`chainrule check`, `inspect`, `schema` and `diff`: what a component takes, gives and offers."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from chainrule._errors import InputError
 from chainrule.cli._output import make_table, result_stream, write_result
-from chainrule.cli._sources import add_component, read_document
+from chainrule.cli._sources import add_component, add_token, check_exists, is_url, read_document
 from chainrule.runtime.internal import Document
+
+if TYPE_CHECKING:  # only `diff` needs the client
+    from chainrule.client.internal import Change
 
 _PARTS = {"inputs": "Apply_InputSchema", "outputs": "Apply_OutputSchema"}
 
@@ -155,3 +160,58 @@ def _differentiable(
     document: Mapping[str, Any], side: Literal["inputs", "outputs"]
 ) -> dict[str, str]:
     return {f.path: f.type for f in Document(document).fields(side) if f.is_differentiable}
+
+
+def add_diff_arguments(parser: ArgumentParser) -> None:
+    """Two components, here or served, or their OpenAPI documents."""
+    for name in ("old", "new"):
+        parser.add_argument(
+            name, metavar=name.upper(), help="A component, its URL, or its OpenAPI document (.json)"
+        )
+    add_token(parser)
+    parser.set_defaults(handler=_diff)
+
+
+def _diff(options: Namespace) -> int:
+    """Exit with 1 when a change breaks callers."""
+    from chainrule.client.internal import compare_interfaces
+
+    with result_stream() as stdout:
+        changes = compare_interfaces(
+            *(_compared_document(source, options) for source in (options.old, options.new))
+        )
+        write_result(options, _diff_facts(changes), lambda: _diff_table(changes), to=stdout)
+    return int(any(change.breaks for change in changes))
+
+
+def _compared_document(source: str, options: Namespace) -> dict[str, Any]:
+    if is_url(source) or not source.endswith(".json"):
+        return read_document(
+            Namespace(component=source, token_file=options.token_file, peer_imports=False)
+        )
+    check_exists(source)
+    try:
+        document = json.loads(Path(source).read_text(encoding="utf-8"))
+        document["components"]["schemas"]["Apply_InputSchema"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{source} is not the OpenAPI document of a component; `chainrule schema` writes one.",
+            code="bad_document",
+        ) from error
+    return document
+
+
+def _diff_facts(changes: Sequence[Change]) -> Mapping[str, Any]:
+    return {
+        "compatible": not any(change.breaks for change in changes),
+        "changes": [dataclasses.asdict(change) for change in changes],
+    }
+
+
+def _diff_table(changes: Sequence[Change]) -> Any:
+    if not changes:
+        return "No change that callers could notice."
+    broken = sum(change.breaks for change in changes)
+    title = f"diff: {broken} of {len(changes)} changes break callers"
+    rows = [("breaks" if c.breaks else "fine", c.where, c.what) for c in changes]
+    return make_table(title, ("callers", "where", "what"), rows)

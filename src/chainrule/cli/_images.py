@@ -1,13 +1,16 @@
-"""`chainrule image build|run|list|ps|logs|stop`: images of components, and containers that run them."""
+"""`chainrule image …` and `chainrule search`: images of components, their catalogue, and containers."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from chainrule._errors import InputError
 from chainrule.cli._output import make_table, write_error, write_result, write_text
+from chainrule.deploy.catalogue import Catalogue, CatalogueEntry, Query, push_image
 from chainrule.deploy.images import (
     BuildPlan,
     ComponentImage,
@@ -34,6 +37,14 @@ def _add_engine(parser: ArgumentParser) -> None:
         metavar="ENGINE",
         help="Use podman or docker (default: the one that is installed)",
     )
+
+
+def _add_quiet(parser: ArgumentParser) -> None:
+    parser.add_argument("--quiet", "-q", action="store_true", help="Do not show the progress")
+
+
+def _progress(options: Namespace) -> Callable[[str], None]:
+    return (lambda line: None) if options.quiet else _write_line
 
 
 def add_build_arguments(parser: ArgumentParser) -> None:
@@ -105,9 +116,7 @@ def add_build_arguments(parser: ArgumentParser) -> None:
         help="Check its gradients in the image, at the payload in this file of the component's folder "
         "(default: no check)",
     )
-    parser.add_argument(
-        "--quiet", "-q", action="store_true", help="Do not show the engine's progress"
-    )
+    _add_quiet(parser)
     parser.set_defaults(handler=_build)
 
 
@@ -119,7 +128,7 @@ def _build(options: Namespace) -> int:
         python=options.python,
         gpu=options.gpu,
         platform=options.platform,
-        build_env=_variables("--build-env", options.build_env) or None,
+        build_env=variables("--build-env", options.build_env) or None,
         check=False if options.no_check else None,
         run_tests=options.run_tests,
         check_gradients=options.check_gradients,
@@ -133,7 +142,7 @@ def _build(options: Namespace) -> int:
         context=options.build_dir,
         secrets=options.secret,
         push=options.push,
-        on_line=(lambda line: None) if options.quiet else _write_line,
+        on_line=_progress(options),
     )
     if not built.was_built:
         _write_line(f"Nothing has changed; {built.tags[0]} was not built again.")
@@ -150,11 +159,15 @@ def _generate(plan: BuildPlan, options: Namespace) -> int:
     return 0
 
 
-def _variables(flag: str, entries: Iterable[str]) -> dict[str, str]:
-    pairs = [entry.partition("=") for entry in entries]
-    if not all(name and equals for name, equals, _ in pairs):
-        raise InputError(f"{flag} takes NAME=VALUE.", code="bad_option")
-    return {name: value for name, _, value in pairs}
+def variables(flag: str, entries: Iterable[str]) -> dict[str, str]:
+    """What a repeated option of the form NAME=VALUE gives."""
+    found = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not (name and equals):
+            raise InputError(f"{flag} takes NAME=VALUE; found {entry!r}.", code="bad_option")
+        found[name] = value
+    return found
 
 
 def _write_line(line: str) -> None:
@@ -237,7 +250,7 @@ def _run(options: Namespace) -> int:
         gpus=options.gpus,
         memory=options.memory,
         volumes=options.volume,
-        env=_variables("--env", options.env),
+        env=variables("--env", options.env),
         network=options.network,
         user=options.user,
         input_path=options.input_path,
@@ -257,6 +270,128 @@ def _run(options: Namespace) -> int:
     lines = [f"{name}: {value}" for name, value in facts.items() if value is not None]
     write_result(options, facts, _lines(lines))
     return 0
+
+
+def add_push_arguments(parser: ArgumentParser) -> None:
+    """The image, and what the catalogue says of it."""
+    parser.add_argument(
+        "image", metavar="IMAGE", help="Image with its registry: registry.example/team/heat:1.0.0"
+    )
+    parser.add_argument(
+        "--owner", default="", help="Name who answers for the component (default: no one)"
+    )
+    parser.add_argument(
+        "--allow-breaking",
+        action="store_true",
+        help="Push it also when it breaks callers of the version before",
+    )
+    _add_engine(parser)
+    _add_quiet(parser)
+    parser.set_defaults(handler=_push)
+
+
+def _push(options: Namespace) -> int:
+    """The reference by digest goes to standard output."""
+    pushed = push_image(
+        options.image,
+        owner=options.owner,
+        allow_breaking=options.allow_breaking,
+        engine=find_engine(options.engine),
+        on_line=_progress(options),
+    )
+    if not pushed.was_pushed:
+        _write_line(f"{pushed.entry.name} {pushed.entry.version} is in the catalogue already.")
+    for change in pushed.changes:
+        _write_line(f"{'breaks' if change.breaks else 'fine  '} {change.where}: {change.what}")
+    facts = {"was_pushed": pushed.was_pushed, **_entry_facts(pushed.entry)}
+    write_result(options, facts, f"{pushed.entry.image}\n")
+    return 0
+
+
+def add_search_arguments(parser: ArgumentParser) -> None:
+    """The catalogue, and what is searched."""
+    parser.add_argument(
+        "place",
+        metavar="REGISTRY[/PREFIX]",
+        help="Where images were pushed to: registry.example/team",
+    )
+    parser.add_argument(
+        "--text", default="", help="Find words in names, descriptions and owners (default: any)"
+    )
+    for side in ("input", "output"):
+        parser.add_argument(
+            f"--{side}",
+            action="append",
+            default=[],
+            metavar="[PATH:]TYPE",
+            help=f"Find components with such an {side}: Float64, pressure, or pressure:Float64; repeat for "
+            "more (default: any)",
+        )
+    parser.add_argument(
+        "--endpoint",
+        action="append",
+        default=[],
+        help="Find components with this endpoint, such as jacobian; repeat for more (default: any)",
+    )
+    parser.add_argument(
+        "--differentiable",
+        action="store_true",
+        help="Count only inputs and outputs that have derivatives",
+    )
+    parser.add_argument(
+        "--all-versions",
+        action="store_true",
+        help="List older versions too (default: the highest of each)",
+    )
+    parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="First write the index anew from all images of the registry",
+    )
+    parser.set_defaults(handler=_search)
+
+
+def _search(options: Namespace) -> int:
+    catalogue = Catalogue(options.place)
+    if options.rebuild:
+        catalogue.rebuild()
+    query = Query(
+        text=options.text,
+        inputs=tuple(options.input),
+        outputs=tuple(options.output),
+        endpoints=tuple(options.endpoint),
+        differentiable=options.differentiable,
+    )
+    found = catalogue.search(query, all_versions=options.all_versions)
+    write_result(options, [_entry_facts(entry) for entry in found], lambda: _catalogue_table(found))
+    return 0
+
+
+def _entry_facts(entry: CatalogueEntry) -> dict[str, Any]:
+    return {**asdict(entry), "image": entry.image}
+
+
+def _catalogue_table(found: list[CatalogueEntry]) -> Any:
+    if not found:
+        return "No component fits."
+    rows = [
+        (
+            f"{entry.name}\n{entry.version}",
+            f"{entry.description}\n{entry.owner}".strip(),
+            _entry_fields(entry, "inputs"),
+            _entry_fields(entry, "outputs"),
+        )
+        for entry in found
+    ]
+    return make_table("components", ("component", "about", "inputs", "outputs"), rows)
+
+
+def _entry_fields(entry: CatalogueEntry, side: str) -> str:
+    return "\n".join(
+        f"{field.path}: {field.type}{' ∂' if field.differentiable else ''}"
+        for field in entry.fields
+        if field.side == side
+    )
 
 
 def add_list_arguments(parser: ArgumentParser) -> None:

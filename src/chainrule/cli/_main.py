@@ -55,7 +55,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "chainrule schema scale --part inputs",
         ),
         "diff": Command(
-            "_diff:add_arguments",
+            "_describe:add_diff_arguments",
             "List what a newer component breaks for callers.",
             "chainrule diff http://localhost:8000 scale",
         ),
@@ -151,12 +151,12 @@ GROUPS: dict[str, dict[str, Command]] = {
             'chainrule image run scale:1.0 apply \'{"inputs": {"x": [1.0, 2.0]}}\'',
         ),
         "image push": Command(
-            "_catalogue:add_push_arguments",
+            "_images:add_push_arguments",
             "Push an image, and describe it in the registry's catalogue.",
             "chainrule image push registry.example/team/scale:1.0.0 --owner simulation",
         ),
         "search": Command(
-            "_catalogue:add_search_arguments",
+            "_images:add_search_arguments",
             "Find components in the catalogue of a registry.",
             "chainrule search registry.example/team --input Float64 --endpoint jacobian",
         ),
@@ -177,22 +177,22 @@ GROUPS: dict[str, dict[str, Command]] = {
             "chainrule image stop --all",
         ),
         "deploy slurm": Command(
-            "_slurm:add_arguments",
+            "_deploy:add_slurm_arguments",
             "Write a Slurm batch script that serves components.",
             "chainrule deploy slurm scale --servers 4 --time 02:00:00 --output job.sh",
         ),
         "deploy kubernetes": Command(
-            "_kubernetes:add_arguments",
+            "_deploy:add_kubernetes_arguments",
             "Write Kubernetes manifests that serve an image.",
             "chainrule deploy kubernetes registry.example/scale:1.0 -o scale.yaml",
         ),
         "deploy alerts": Command(
-            "_monitoring:add_alert_arguments",
+            "_deploy:add_alert_arguments",
             "Write alert rules for Prometheus.",
             "chainrule deploy alerts > chainrule-alerts.yaml",
         ),
         "deploy grafana": Command(
-            "_monitoring:add_grafana_arguments",
+            "_deploy:add_grafana_arguments",
             "Write a dashboard for Grafana.",
             "chainrule deploy grafana > chainrule-dashboard.json",
         ),

@@ -213,7 +213,7 @@ class Linearization:
     @cached_property
     def jacobian(self) -> Any:
         """The blocks as dense arrays."""
-        return jax.tree.map(lambda b: b.todense(), self.blocks, is_leaf=is_structured)
+        return as_arrays(self.blocks)
 
     @cached_property
     def counts(self) -> OperationCounts:
@@ -221,9 +221,13 @@ class Linearization:
         return count_operations(self.graph, self.order)
 
 
-def is_structured(node: Any) -> bool:
-    """Whether a node of a result tree is a block."""
-    return isinstance(node, StructuredJacobian)
+def as_arrays(blocks: Any) -> Any:
+    """A tree of blocks with dense arrays in their places."""
+
+    def is_block(node: Any) -> bool:
+        return isinstance(node, StructuredJacobian)
+
+    return jax.tree.map(lambda block: block.todense(), blocks, is_leaf=is_block)
 
 
 def linearize_traced(traced: Traced, order: Sequence[Step]) -> Linearization:

@@ -57,7 +57,7 @@ from chainrule.elimination._work import (
 _log = logging.getLogger(__name__)
 
 _LANES = 16
-"""A kernel on a CPU computes this many batch elements at once, wanted or not."""
+"""A kernel on a CPU computes this many batch elements at once, wanted or not: float32 in 512 bits."""
 
 _MOST_KERNEL_OPERATIONS = 3000
 """Beyond this many operations and entries a straight-line kernel takes seconds to compile."""
@@ -382,6 +382,10 @@ class _Offer:
 
     def _as_fused_by_xla(self, work: Work) -> Work:
         """XLA on a CPU computes shared values again in the fusion of every few results."""
+        # XLA puts all that a few results need into one loop; further results get loops of their own, which
+        # compute again what they share with the first. So work grows with the number of results: by one for
+        # every six, and four at most, because XLA stores what many loops read. (Rough, as the prices: see
+        # `_work`.)
         repeats = min(4.0, 1.0 + (self.results - 1) / 6)
         return replace(
             work,

@@ -184,6 +184,7 @@ def _replace(sowing: Sowing, sown: Any, given: Any) -> Any:
 
 def _rank(dtype: Any) -> int:
     """Truth values, integers, real, complex numbers: each can stand for the ones before it."""
+    # ℤ₂ ⊂ ℤ ⊂ ℝ ⊂ ℂ: a value may be planted where a larger set is expected, never the other way round.
     kinds = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
     return next((rank for rank, kind in enumerate(kinds) if jnp.issubdtype(dtype, kind)), 0)
 

@@ -213,6 +213,7 @@ def _repeat_until_settled(
         number, before, now, _ = state
         old, new = total(before), total(now)
         has_settled = jnp.abs(new - old) <= tolerance * jnp.abs(old)
+        # `before` and `now` are one energy at first, the one before any repetition: nothing has settled yet.
         return (number < length) & ((number == 0) | ~has_settled)
 
     def body(state: Any, *, model: Any, learner: Learner) -> Any:

@@ -579,6 +579,8 @@ class Checkpoints:
             raise InputError(f"`keep` is 1 or more, or None; found {keep}.", code="bad_argument")
         self.folder = Path(folder)
         self._keep = keep
+        # One thread, and one write under way at most (`wait` before `submit`): checkpoints reach the disk in
+        # the order of the steps, and one that fails is reported before the next begins.
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
 

@@ -78,6 +78,7 @@ class Scan(Transformation):
 
 def _first_apart(step: Any, carry: Any, xs: Any, loop: dict[str, Any]) -> tuple[Any, Any]:
     """A scan whose first step runs before the loop, so that it may change the types in the carry."""
+    # In reverse the first step is the one at the last index, and its output belongs at the end.
     is_reverse = loop["reverse"]
     length = _length(xs, loop["length"])
     first, rest = (-1, slice(None, -1)) if is_reverse else (0, slice(1, None))

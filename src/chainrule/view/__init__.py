@@ -18,23 +18,20 @@ Modules, in reading order:
     _layout           places for the nodes of a graph
     _page             pages that need nothing else
     _arrays           arrays for pages, as small copies
-    _arguments        names of a function's arguments
     _matrix           large graphs
-    _division         a program divided into components and JAX parts
+    _division         a program divided into components and JAX parts; names of what is in it
     _runs             what runs through the parts: values, cotangents, seconds
-    _parts            programs, and the arrays on the links between them
-    _graph            a pipeline as boxes
+    _graph            a pipeline's programs and links, as boxes
     _pipeline         the picture of a pipeline: graph or matrix, table, page
     _plan             what the components of a pipeline are asked for
     _elimination      the steps of an elimination
     _spy              the pattern of a Jacobian
     _schema           fields of a component; the notebook extension
-    _live             a page that follows a run
-    _watch            the record of a run
+    _watch            the record of a run, and a page that follows it
 """
 
 from chainrule.view._elimination import EliminationSteps, Product, Step, Vertex, elimination
-from chainrule.view._parts import Flow, Link, Part
+from chainrule.view._graph import Flow, Link, Part
 from chainrule.view._picture import Picture
 from chainrule.view._pipeline import Pipeline, gradient_flow, pipeline
 from chainrule.view._plan import PlanPicture, plan

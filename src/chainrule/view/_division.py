@@ -1,4 +1,4 @@
-"""A program divided into calls of components and the JAX between them.
+"""A program divided into calls of components and the JAX between them; names for what is in it.
 
 Two equations belong to one JAX part when the same components come before them and after them, they carry the
 same `jax.named_scope`, no value that is sown lies between them, and they are connected. Along an edge the
@@ -9,14 +9,17 @@ that reads them.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from chainrule._jaxpr import (
     FENCE,
@@ -167,6 +170,30 @@ def scope_of(eqn: JaxprEqn) -> Scope:
     component = component_of(eqn)
     name = match[1] if match and component is None else ""
     return Scope(component, name, "transpose(" in stack)
+
+
+def argument_names(fun: Callable[..., Any], count: int) -> list[str]:
+    """A name for each of the first positional arguments."""
+    names: list[str] = []
+    try:
+        parameters = list(inspect.signature(fun).parameters.values())
+    except (TypeError, ValueError):  # functions without a signature, such as some of C
+        parameters = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            break
+        names.append(parameter.name)
+    return (names + [f"argument {k}" for k in range(len(names), count)])[:count]
+
+
+def leaf_names(fun: Callable[..., Any], args: Sequence[Any], positions: Sequence[int]) -> list[str]:
+    """A name for every leaf of the arguments at these positions."""
+    names = argument_names(fun, len(args))
+    return [
+        names[k] + jax.tree_util.keystr(path)
+        for k in positions
+        for path, _ in jax.tree_util.tree_leaves_with_path(args[k])
+    ]
 
 
 def _variables(atoms: Sequence[object]) -> list[Var]:

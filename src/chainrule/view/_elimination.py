@@ -22,8 +22,7 @@ from chainrule.elimination.internal import (
     trace_function,
 )
 from chainrule.elimination.internal import Step as OrderStep
-from chainrule.view._arguments import leaf_names
-from chainrule.view._division import function_of, stage_of
+from chainrule.view._division import function_of, leaf_names, stage_of
 from chainrule.view._layout import Layout, lay_out
 from chainrule.view._matrix import matrix
 from chainrule.view._page import cell, page

@@ -26,13 +26,28 @@ from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Var, outside_call_of, plain_
 from chainrule._jaxpr import Literal as Constant
 from chainrule._partition import is_array_or_number, seal, unseal
 from chainrule.elimination.internal import program_work
-from chainrule.view._arguments import argument_names
 from chainrule.view._arrays import Array, as_numbers, reduced
-from chainrule.view._division import Division, Section, divide, function_of, scope_of, stage_of
-from chainrule.view._graph import Scale, graph
+from chainrule.view._division import (
+    Division,
+    Section,
+    argument_names,
+    divide,
+    function_of,
+    scope_of,
+    stage_of,
+)
+from chainrule.view._graph import (
+    Flow,
+    Link,
+    Part,
+    Scale,
+    graph,
+    norm_of,
+    number_text,
+    shortened,
+)
 from chainrule.view._matrix import matrix
 from chainrule.view._page import cell, page
-from chainrule.view._parts import Flow, Link, Part, norm_of, number_text, shortened
 from chainrule.view._picture import Box, Drawing, Picture
 from chainrule.view._runs import RESULT, Found, Place, Reads, called, measure_parts
 
@@ -224,7 +239,7 @@ def pipeline(fun: Callable[..., Any], *args: Any, measure: bool = False) -> Pipe
     division = divide(program)
     seconds = {}
     if measure:
-        reads = Reads.without_gradient(division)
+        reads = Reads(division, has_gradient=False)
         found = reads.run(jax.tree.leaves(given))
         seconds = measure_parts(division, reads.values(found), has_gradient=False)
     return _assemble(division, fun, given, seconds, {})
@@ -276,7 +291,7 @@ def gradient_flow(fun: Callable[..., Any], *args: Any, measure: bool = False) ->
         )
     _check_scalar(program)
     division = divide(program)
-    reads = Reads.with_gradient(division)
+    reads = Reads(division, has_gradient=True)
     found = reads.run(flat)
     seconds = measure_parts(division, reads.values(found), has_gradient=True) if measure else {}
     return _assemble(division, fun, given, seconds, found)

@@ -26,7 +26,7 @@ _TAG = "chainrule.view"
 class Reads:
     """The function of a division with every array sown where a part reads it."""
 
-    def __init__(self, division: Division, has_gradient: bool) -> None:
+    def __init__(self, division: Division, *, has_gradient: bool) -> None:
         self._division = division
         self._has_gradient = has_gradient
         inner = [section.program.jaxpr for section in division.sections]
@@ -35,14 +35,6 @@ class Reads:
         places = [(var, k) for k, jaxpr in enumerate(inner) for var in jaxpr.invars]
         reads: list[Place] = [*places, *((v, RESULT) for v in results if v in made)]
         self._names = {place: str(k) for k, place in enumerate(dict.fromkeys(reads))}
-
-    @classmethod
-    def with_gradient(cls, division: Division) -> Reads:
-        return cls(division, has_gradient=True)
-
-    @classmethod
-    def without_gradient(cls, division: Division) -> Reads:
-        return cls(division, has_gradient=False)
 
     def run(self, operands: Sequence[Any]) -> dict[Place, Mapping[str, Any]]:
         """What is read at every place, and what comes back there."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.bridge.conftest import serving
-from tests.elimination.planning.test_search import check_steps, random_network
+from tests.elimination.planning.test_search import chain, check_steps, random_network
 
 import chainrule
 from chainrule import from_callable
@@ -28,7 +28,7 @@ UNIT = SitePrices()
 
 
 def bottleneck(*sizes):
-    return Network.chain(sizes, [UNIT] * (len(sizes) - 1))
+    return chain(sizes)
 
 
 def test_halves_are_independent():

@@ -25,6 +25,13 @@ from chainrule.elimination._planning._search import (
 UNIT = SitePrices()
 
 
+def chain(sizes, prices=None):
+    """Sites one after the other, with arrays of these sizes before, between and after them."""
+    prices = [UNIT] * (len(sizes) - 1) if prices is None else prices
+    sites = [SiteNodes(f"site {k + 1}", (k,), (k + 1,), price) for k, price in enumerate(prices)]
+    return Network(tuple(sizes), (0,) * len(sizes), tuple(sites), (0,), (len(sizes) - 1,))
+
+
 def price(steps):
     return sum(step.price for step in steps)
 
@@ -41,7 +48,7 @@ def price(steps):
     ],
 )
 def test_the_table_of_the_specification(sizes, optimum, jacfwd, jacrev, local):
-    network = Network.chain(sizes, [UNIT] * (len(sizes) - 1))
+    network = chain(sizes)
     found = find_steps(network)
     assert found.price == found.bound == optimum
     assert found.method == "chain recurrence"
@@ -93,9 +100,9 @@ def test_chains_are_exact():
         count = rng.randint(1, 6)
         sizes = [rng.randint(1, 9) for _ in range(count + 1)]
         prices = [random_prices(rng) for _ in range(count)]
-        found = find_steps(Network.chain(sizes, prices))
+        found = find_steps(chain(sizes, prices))
         assert found.price == exhaustive_chain(sizes, prices) == plan_chain(sizes, prices)[0]
-        check_steps(Network.chain(sizes, prices), found.steps)
+        check_steps(chain(sizes, prices), found.steps)
 
 
 def random_network(rng, site_count, prices=random_prices):
@@ -266,7 +273,7 @@ def test_a_limit_on_memory_is_kept_at_the_lowest_price(kind):
         count = rng.randint(1, 4)
         if kind == "chain":
             sizes = [rng.randint(1, 9) for _ in range(count + 1)]
-            network = Network.chain(sizes, [random_prices(rng) for _ in range(count)])
+            network = chain(sizes, [random_prices(rng) for _ in range(count)])
         else:
             network = random_network(rng, count)
         memory_bytes = rng.randint(0, 15)
@@ -287,7 +294,7 @@ def test_a_limit_on_memory_of_a_long_chain():
     """Both halves of 9-9-…-1-…-9-9: 30 sites keep what they are asked for rows; 5 may."""
     keeping = SitePrices(residuals=frozenset({"vjp"}), residual_bytes=10)
     sizes = [9] * 30 + [1] + [9] * 30
-    network = Network.chain(sizes, [keeping] * 60)
+    network = chain(sizes, [keeping] * 60)
     assert find_steps(network).price == 60
     found = find_steps_within(network, 50)
     assert found.memory <= 50

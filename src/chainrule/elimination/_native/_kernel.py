@@ -81,14 +81,13 @@ def _kernels(
     program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Computation
 ) -> dict[str, Computation]:
     """Platform → kernel, for the platforms of this process."""
-    present = {device.platform for device in jax.devices()} | {"cpu"}
-    makers = {"cpu": _cpu_kernel, "gpu": _gpu_kernel}
+    makers: dict[str, Callable[[], Computation]] = {"cpu": lambda: _cpu_kernel(program, scalars)}
+    if any(device.platform == "gpu" for device in jax.devices()):
+        makers["cuda"] = lambda: on_batches(batched_kernel(scalars), through_xla)
     kernels, reasons = {}, []
-    for platform in present & makers.keys():
+    for platform, make in makers.items():
         try:
-            kernels["cuda" if platform == "gpu" else platform] = makers[platform](
-                program, scalars, through_xla
-            )
+            kernels[platform] = make()
         except NativeUnavailableError as error:
             reasons.append(error)
     if not kernels:
@@ -96,9 +95,7 @@ def _kernels(
     return kernels
 
 
-def _cpu_kernel(
-    program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Computation
-) -> Computation:
+def _cpu_kernel(program: ClosedJaxpr, scalars: ScalarProgram) -> Computation:
     """One kernel for any batch: it finds the number of elements in the shape of its first result.
 
     Each `vmap` adds an axis in front of all operands; with it the same kernel loops over more elements.
@@ -120,12 +117,6 @@ def _cpu_kernel(
         return on_batches(lambda *operands: with_batch_axes(rank + 1)(*operands), kernel)
 
     return with_batch_axes(0)
-
-
-def _gpu_kernel(
-    program: ClosedJaxpr, scalars: ScalarProgram, through_xla: Computation
-) -> Computation:
-    return on_batches(batched_kernel(scalars), through_xla)
 
 
 def on_batches(kernel: Computation, single: Computation) -> Computation:

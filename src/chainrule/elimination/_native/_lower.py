@@ -146,7 +146,8 @@ INTRINSICS = {
 }
 
 
-# One vector of each, to the nearest half order.
+# One vector instruction, one call of a vector function, one byte written, to the nearest half order. They
+# only decide how many threads a loop is worth.
 _SIMPLE_NS, _FUNCTION_NS, _BYTE_NS = 0.3, 10.0, 0.03
 
 Counts = tuple[tuple[int, ...], tuple[int, ...]]

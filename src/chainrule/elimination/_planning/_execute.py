@@ -32,7 +32,7 @@ from chainrule.elimination._eliminate import (
     without_values,
 )
 from chainrule.elimination._graph import Edges
-from chainrule.elimination._planning._prices import Way, is_backwards
+from chainrule.elimination._planning._prices import Way, is_backwards, name_of_product
 from chainrule.elimination._planning._schedule import needed_steps
 from chainrule.elimination._planning._search import Step
 from chainrule.elimination._planning._sites import Pipeline, Site, size_of
@@ -399,7 +399,7 @@ def _ask_all(
     for request in requests:
         vectors = known.vectors(request)
         known.absorb(
-            request, _answer(request, vectors, f"{_NAMES[request.way]}s of {request.site}")
+            request, _answer(request, vectors, f"{name_of_product(request.way)}s of {request.site}")
         )
 
 
@@ -422,7 +422,9 @@ def _ask_concurrently(
             parts = _messages(request, known.vectors(request))
             answers[position] = [None] * len(parts)
             for number, part in enumerate(parts):
-                place = f"{_NAMES[request.way]} {number + 1} of {len(parts)} of {request.site}"
+                place = (
+                    f"{name_of_product(request.way)} {number + 1} of {len(parts)} of {request.site}"
+                )
                 future = pool.submit(_answer_on_a_thread, request, part, place, has_x64)
                 messages[future] = position, number
             if not parts:
@@ -450,15 +452,6 @@ def _ask_concurrently(
         finally:
             for future in messages:
                 future.cancel()
-
-
-_NAMES: dict[Way, str] = {
-    "columns": "JVP",
-    "rows": "VJP",
-    "jacobian": "Jacobian",
-    "coloured columns": "JVP",
-    "coloured rows": "VJP",
-}
 
 
 def _messages(request: _Request, vectors: Mapping[int, Any]) -> list[Mapping[int, Any]]:

@@ -14,7 +14,7 @@ Nodes are numbered in the order in which they are computed. Sets of nodes are in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,14 +56,6 @@ class Network:
     sites: tuple[SiteNodes, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-
-    @classmethod
-    def chain(cls, sizes: Sequence[int], prices: Sequence[SitePrices]) -> Network:
-        """Sites one after the other, with arrays of these sizes before, between and after them."""
-        sites = tuple(
-            SiteNodes(f"site {k + 1}", (k,), (k + 1,), price) for k, price in enumerate(prices)
-        )
-        return cls(tuple(sizes), (0,) * len(sizes), sites, (0,), (len(sizes) - 1,))
 
     @cached_property
     def through_sites(self) -> tuple[int, ...]:

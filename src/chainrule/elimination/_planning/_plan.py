@@ -11,8 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-import jax
-
 from chainrule._describe import describe_array
 from chainrule._errors import CapabilityError, InputError
 from chainrule._jaxpr import locate
@@ -22,14 +20,14 @@ from chainrule.elimination._graph import Graph, holder_of_a_callback
 from chainrule.elimination._linearize import (
     Traced,
     arrange,
+    as_arrays,
     as_examples,
     differentiated_leaves,
-    is_structured,
     trace_function,
 )
 from chainrule.elimination._orders import fingerprint
 from chainrule.elimination._planning._execute import execute
-from chainrule.elimination._planning._prices import GivenPrices, Way, is_backwards
+from chainrule.elimination._planning._prices import GivenPrices, Way, name_of_product
 from chainrule.elimination._planning._schedule import find_shortest, makespan
 from chainrule.elimination._planning._search import (
     Step,
@@ -93,9 +91,8 @@ class PlannedRequest:
         """What is asked, in words: `2 VJPs`."""
         if self.way == "jacobian":
             return "its Jacobian"
-        kind = "VJP" if is_backwards(self.way) else "JVP"
         coloured = ", coloured" if self.way.startswith("coloured") else ""
-        return f"{_count(self.products, kind)}{coloured}"
+        return f"{_count(self.products, name_of_product(self.way))}{coloured}"
 
 
 @dataclass(frozen=True)
@@ -498,7 +495,7 @@ def run_steps(
 ) -> Outcome:
     """The value, the auxiliary result and the dense Jacobian of a traced pipeline."""
     value, aux, blocks = run_steps_structured(traced, pipeline, steps, workers=workers)
-    return value, aux, jax.tree.map(lambda block: block.todense(), blocks, is_leaf=is_structured)
+    return value, aux, as_arrays(blocks)
 
 
 def run_steps_structured(

@@ -38,6 +38,11 @@ def is_backwards(way: Way) -> bool:
     return way in _BACKWARDS
 
 
+def name_of_product(way: Way) -> str:
+    """What a site is asked for, in words."""
+    return "Jacobian" if way == "jacobian" else "VJP" if is_backwards(way) else "JVP"
+
+
 @dataclass(frozen=True)
 class SitePrices:
     """Prices of one site; infinite where it cannot be asked so.

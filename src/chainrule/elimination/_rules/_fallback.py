@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from chainrule._jaxpr import JaxprEqn, as_function
+from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
 from chainrule.elimination._rules._equation import (
     Edge,
     Equation,
@@ -380,15 +381,10 @@ def _scatter(eqn: JaxprEqn) -> list[BatchAxes]:
     ]
 
 
-_ELEMENTWISE = (
-    "add", "sub", "mul", "div", "neg", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asinh",
-    "acosh", "atanh", "sqrt", "rsqrt", "abs", "sign", "pow", "integer_pow", "square", "expm1", "log1p",
-    "logistic", "real", "imag", "conj", "complex", "convert_element_type", "copy", "copy_p", "add_any",
-    "cbrt", "exp2", "max", "min", "select_n", "log2",
-)  # fmt: skip
+_ELEMENTWISE_WITHOUT_RULE = ("real", "imag", "conj", "complex", "log2")
 
 _READERS: dict[str, Callable[[JaxprEqn], list[BatchAxes]]] = {
-    **dict.fromkeys(_ELEMENTWISE, _everywhere),
+    **dict.fromkeys((*ELEMENTWISE_RULES, *_ELEMENTWISE_WITHOUT_RULE), _everywhere),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _all_but("axis")),
     "sort": _all_but("dimension"),
     **dict.fromkeys(("reduce_prod", "reduce_sum", "reduce_max", "reduce_min"), _reduction),

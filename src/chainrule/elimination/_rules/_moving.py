@@ -7,7 +7,7 @@ loop variables.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -96,21 +96,22 @@ def _spell(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[Axis]:
     return axes
 
 
+def _without_unit_axes(shape: Sequence[int], dimensions: Sequence[int]) -> list[Axis]:
+    """The axes of a shape, where some are at 0 and the others are walked by one loop each, in order."""
+    unit = {d % len(shape) for d in dimensions}
+    loops = iter(_loops(shape))
+    return [Axis() if d in unit else next(loops) for d in range(len(shape))]
+
+
 def _squeeze(equation: Equation) -> LocalJacobian:
-    dropped = {d % len(equation.operand_shape(0)) for d in equation.eqn.params["dimensions"]}
     sizes = equation.result_shape()
-    loops = iter(_loops(sizes))
-    in_axes = [
-        Axis() if d in dropped else next(loops) for d in range(len(equation.operand_shape(0)))
-    ]
+    in_axes = _without_unit_axes(equation.operand_shape(0), equation.eqn.params["dimensions"])
     return constant(_move(equation, sizes, _loops(sizes), in_axes))
 
 
 def _expand_dims(equation: Equation) -> LocalJacobian:
-    added = {d % len(equation.result_shape()) for d in equation.eqn.params["dimensions"]}
     sizes = equation.operand_shape(0)
-    loops = iter(_loops(sizes))
-    out_axes = [Axis() if d in added else next(loops) for d in range(len(equation.result_shape()))]
+    out_axes = _without_unit_axes(equation.result_shape(), equation.eqn.params["dimensions"])
     return constant(_move(equation, sizes, out_axes, _loops(sizes)))
 
 
@@ -156,53 +157,54 @@ def _rev(equation: Equation) -> LocalJacobian:
     return constant(_move(equation, sizes, _loops(sizes), in_axes))
 
 
-def _concatenate(equation: Equation) -> LocalJacobian:
-    dimension = equation.eqn.params["dimension"]
-    structures: dict[Edge, Structure] = {}
+def _made_of_parts(axis: str, *, is_stacked: bool = False) -> Rule:
+    """The operands lie one after the other along an axis of the result, or each at a place of a new axis."""
+
+    def rule(equation: Equation) -> LocalJacobian:
+        structures: dict[Edge, Structure] = {}
+        places = _places_of_parts(
+            map(equation.operand_shape, range(len(equation.eqn.invars))),
+            equation.eqn.params[axis],
+            is_stacked=is_stacked,
+        )
+        for position, (sizes, out_axes) in enumerate(places):
+            if equation.wanted[position]:
+                structures |= _move(equation, sizes, out_axes, _loops(sizes), operand=position)
+        return constant(structures)
+
+    return rule
+
+
+def _cut_into_parts(axis: str, *, is_stacked: bool = False) -> Rule:
+    """The transposed map: the results lie so in the operand."""
+
+    def rule(equation: Equation) -> LocalJacobian:
+        structures: dict[Edge, Structure] = {}
+        places = _places_of_parts(
+            map(equation.result_shape, range(len(equation.eqn.outvars))),
+            equation.eqn.params[axis],
+            is_stacked=is_stacked,
+        )
+        for position, (sizes, in_axes) in enumerate(places):
+            structures |= _move(equation, sizes, _loops(sizes), in_axes, result=position)
+        return constant(structures)
+
+    return rule
+
+
+def _places_of_parts(
+    shapes: Iterable[Sequence[int]], axis: int, *, is_stacked: bool
+) -> Iterator[tuple[Sequence[int], list[Axis]]]:
+    """The shape of every part, and where its entries are in the whole."""
     start = 0
-    for position in range(len(equation.eqn.invars)):
-        sizes = equation.operand_shape(position)
-        if equation.wanted[position]:
-            out_axes = _loops(sizes)
-            out_axes[dimension] = Axis.of(dimension, offset=start)
-            structures |= _move(equation, sizes, out_axes, _loops(sizes), operand=position)
-        start += sizes[dimension]
-    return constant(structures)
-
-
-def _split(equation: Equation) -> LocalJacobian:
-    dimension = equation.eqn.params["axis"]
-    structures: dict[Edge, Structure] = {}
-    start = 0
-    for position in range(len(equation.eqn.outvars)):
-        sizes = equation.result_shape(position)
-        in_axes = _loops(sizes)
-        in_axes[dimension] = Axis.of(dimension, offset=start)
-        structures |= _move(equation, sizes, _loops(sizes), in_axes, result=position)
-        start += sizes[dimension]
-    return constant(structures)
-
-
-def _stack(equation: Equation) -> LocalJacobian:
-    axis = equation.eqn.params["axis"]
-    structures: dict[Edge, Structure] = {}
-    for position in equation.wanted_operands:
-        sizes = equation.operand_shape(position)
-        out_axes = _loops(sizes)
-        out_axes.insert(axis, Axis(position))
-        structures |= _move(equation, sizes, out_axes, _loops(sizes), operand=position)
-    return constant(structures)
-
-
-def _unstack(equation: Equation) -> LocalJacobian:
-    axis = equation.eqn.params["axis"]
-    structures: dict[Edge, Structure] = {}
-    for position in range(len(equation.eqn.outvars)):
-        sizes = equation.result_shape(position)
-        in_axes = _loops(sizes)
-        in_axes.insert(axis, Axis(position))
-        structures |= _move(equation, sizes, _loops(sizes), in_axes, result=position)
-    return constant(structures)
+    for position, sizes in enumerate(shapes):
+        places = _loops(sizes)
+        if is_stacked:
+            places.insert(axis, Axis(position))
+        else:
+            places[axis] = Axis.of(axis, offset=start)
+            start += sizes[axis]
+        yield sizes, places
 
 
 def _tile(equation: Equation) -> LocalJacobian:
@@ -418,10 +420,10 @@ MOVING_RULES: dict[str, Rule] = {
     "transpose": _transpose,
     "slice": _slice,
     "rev": _rev,
-    "concatenate": _concatenate,
-    "split": _split,
-    "stack": _stack,
-    "unstack": _unstack,
+    "concatenate": _made_of_parts("dimension"),
+    "split": _cut_into_parts("axis"),
+    "stack": _made_of_parts("axis", is_stacked=True),
+    "unstack": _cut_into_parts("axis", is_stacked=True),
     "tile": _tile,
     "pad": _pad,
     "gather": _indexed,

@@ -54,7 +54,7 @@ UNKNOWN, ABSENT = -3, -2
 STOPPED, EVERY = -1, -1
 KEPT, INNER = 1, 2
 
-SIZE, WIDE, IS_SCALAR, WRITTEN, KEEPING, ROOM, ASKED, FIRST, SECOND, EVALUATIONS, WORK = range(11)
+SIZE, WIDE, IS_SCALAR, WRITTEN, KEEPING, ROOM, ASKED, FIRST, SECOND, WORK = range(10)
 _NOTHING, _ROOM, _PRODUCT, _SUM = range(4)
 
 
@@ -198,7 +198,6 @@ def _eliminate(
                     written += 1
                 cells[edge] = made
     state[WRITTEN] = written
-    state[EVALUATIONS] += 1
     state[WORK] += 1 + pairs
     if neighbour == EVERY:
         _cut(cells, journal, state, vertex, n_after, n_before)
@@ -522,7 +521,7 @@ class PartialGraph:
         self._journal: Any = {}
         self._products: Any = _Answers(self, problem.algebra.product)
         self._sums: Any = _Answers(self, problem.algebra.sum)
-        facts = [problem.size, _WIDE, int(problem.is_scalar), 0, 0, 1 << 62, _NOTHING, 0, 0, 0, 0]
+        facts = [problem.size, _WIDE, int(problem.is_scalar), 0, 0, 1 << 62, _NOTHING, 0, 0, 0]
         self.state = self.vector(facts)
         if self.is_compiled:
             self._prepare_arrays()
@@ -545,11 +544,6 @@ class PartialGraph:
     def vector(self, values: Sequence[int]) -> Any:
         """Integers in the container that the kernels take."""
         return np.array(values, np.int64) if self.is_compiled else list(values)
-
-    @property
-    def evaluations(self) -> int:
-        """Eliminations tried so far."""
-        return int(self.state[EVALUATIONS])
 
     @property
     def work(self) -> int:

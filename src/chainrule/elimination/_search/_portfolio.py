@@ -42,13 +42,15 @@ _FEW = 24
 _SHARE = 0.3
 """The part of the budget that branch and bound may take."""
 
-
 _COMPILED_FROM_S = 1.0
 """Budgets from which the search is compiled, where numba is installed. Loading or compiling the code is not
 charged to the budget, but a user who asks for less than a second does not want to wait for it."""
 
 _EXACT_INTERPRETED, _EXACT_COMPILED = 8, 12
 """The widest window that is put into its best order in less than a second or so."""
+
+_WINDOW = 24
+"""How far annealing moves a vertex at most."""
 
 _SWEEPS_PER_OFFER = 8
 """Annealing passes after which the best order is looked at."""
@@ -67,7 +69,6 @@ class Found:
         bound: no order costs less than this; `None` when no bound is known.
         method: which part of the portfolio found it.
         seconds: when it was found.
-        evaluations: orders evaluated, whole or in part.
         is_interrupted: whether the user ended the search.
     """
 
@@ -76,7 +77,6 @@ class Found:
     bound: int | None
     method: str
     seconds: float
-    evaluations: int
     is_interrupted: bool = False
 
     @property
@@ -90,7 +90,6 @@ def search(
     *,
     budget_s: float,
     seed: int = 0,
-    starts: Sequence[Sequence[int]] = (),
     reverse_first: bool = False,
     on_progress: Callable[[Found, float], None] | None = None,
 ) -> Found:
@@ -103,7 +102,6 @@ def search(
         problem: the graph.
         budget_s: seconds; forward or reverse runs in any case.
         seed: of all random choices.
-        starts: further orders to start from.
         reverse_first: which of forward and reverse runs in any case.
         on_progress: called about ten times a second with the best so far and the time spent.
     """
@@ -112,10 +110,10 @@ def search(
         load_compiled()
     try:
         graph = PartialGraph(problem, compiled=is_compiled)
-        return _Run(graph, budget_s, seed, on_progress).found(starts, reverse_first=reverse_first)
+        return _Run(graph, budget_s, seed, on_progress).found(reverse_first=reverse_first)
     except TooManyStructuresError:
         run = _Run(PartialGraph(problem), budget_s, seed, on_progress)
-        return run.found(starts, reverse_first=reverse_first)
+        return run.found(reverse_first=reverse_first)
 
 
 class _Run:
@@ -135,10 +133,10 @@ class _Run:
         self._patience = 0.0
         """How long evaluating one order may take beyond the budget: as long as the first one took."""
 
-    def found(self, starts: Sequence[Sequence[int]], *, reverse_first: bool) -> Found:
+    def found(self, *, reverse_first: bool) -> Found:
         """The best order when the time is up, or the user interrupts."""
         try:
-            self.construct(starts, reverse_first=reverse_first)
+            self.construct(reverse_first=reverse_first)
             self.improve()
         except OutOfBudgetError:
             pass
@@ -166,15 +164,13 @@ class _Run:
         cost = sum(self.graph.order_costs(order))
         if self.best is None or cost < self.best.cost:
             bound = self.bound if cost else 0  # nothing costs less than nothing
-            self.best = Found(
-                tuple(order), cost, bound, method, self.elapsed, self.graph.evaluations
-            )
+            self.best = Found(tuple(order), cost, bound, method, self.elapsed)
         if self._on_progress is not None and self.elapsed - self._reported > 0.1:
             self._reported = self.elapsed
             self._on_progress(self.best, self.elapsed)
         return cost
 
-    def construct(self, starts: Sequence[Sequence[int]], *, reverse_first: bool) -> None:
+    def construct(self, *, reverse_first: bool) -> None:
         """Orders that need no search."""
         forward = list(self.problem.eliminable)
         pure = [(forward, "forward"), (forward[::-1], "reverse")]
@@ -186,8 +182,6 @@ class _Run:
         # On large blocks the other direction, and every greedy pass, may take hours.
         self.graph.deadline = self._began + self.budget_s
         self.offer(*pure[1])
-        for start in starts:
-            self.offer(start, "given")
         for look_ahead in _LOOK_AHEADS:
             if self.is_over:
                 return
@@ -265,14 +259,8 @@ class _Run:
 
     def _anneal(self, order: list[int], sweeps: int) -> list[int]:
         cost = self.offer(order, "greedy")
-        # A move that makes the order dearer by Δ is taken with probability exp(-Δ / T). At the hottest T that
-        # is 1/e for 8 % of what a vertex costs on average; at the coldest, a twentieth of a quarter of that,
-        # hardly any is taken. In between T falls by the same factor in every sweep.
-        mean_cost = cost / max(1, len(order))
-        hottest, coldest = max(1.0, 0.08 * mean_cost), 0.05 * max(1.0, 0.02 * mean_cost)
-        cooling = (coldest / hottest) ** (1 / max(1, sweeps - 1))
-        temperatures = [hottest * cooling**step for step in range(sweeps)]
-        window = max(1, min(len(order) - 1, 24))
+        temperatures = _temperatures(cost / max(1, len(order)), sweeps)
+        window = max(1, min(len(order) - 1, _WINDOW))
         for start in range(0, sweeps, _SWEEPS_PER_OFFER):
             if self.is_over:
                 break
@@ -295,8 +283,8 @@ class _Run:
 _MOST_WORK = 300_000
 """Pairs of edges that are looked at: about as many microseconds."""
 
-_QUICK_SWEEPS, _WINDOW, _TRIES = 10, 24, 2
-"""Of the annealing. On the graphs of the literature they end within a few percent of a long search."""
+_QUICK_SWEEPS, _TRIES = 10, 2
+"""Of its annealing. On the graphs of the literature it ends within a few percent of a long search."""
 
 
 def quick_search(problem: Problem, *, reverse_first: bool) -> list[int]:
@@ -325,13 +313,23 @@ def quick_search(problem: Problem, *, reverse_first: bool) -> list[int]:
     return best
 
 
+def _temperatures(mean_cost: float, sweeps: int) -> list[float]:
+    """Those of the passes of an annealing, for vertices that cost so much on average.
+
+    A move that makes the order dearer by Δ is taken with probability exp(-Δ / T). At the hottest T that is
+    1/e for 8 % of the average cost; at the coldest, a twentieth of a quarter of that, hardly any is taken. In
+    between T falls by the same factor in every pass.
+    """
+    hottest, coldest = max(1.0, 0.08 * mean_cost), 0.05 * max(1.0, 0.02 * mean_cost)
+    cooling = (coldest / hottest) ** (1 / max(1, sweeps - 1))
+    return [hottest * cooling**sweep for sweep in range(sweeps)]
+
+
 def _annealed(graph: PartialGraph, order: list[int], cost: int) -> list[int]:
     """The best order after any pass; that of the last pass for which there was room."""
-    mean_cost = cost / max(1, len(order))
-    hottest, coldest = max(1.0, 0.08 * mean_cost), 0.05 * max(1.0, 0.02 * mean_cost)
     best, lowest = order, cost
-    for sweep in range(_QUICK_SWEEPS if len(order) > 1 else 0):
-        temperature = hottest * (coldest / hottest) ** (sweep / (_QUICK_SWEEPS - 1))
+    sweeps = _QUICK_SWEEPS if len(order) > 1 else 0
+    for sweep, temperature in enumerate(_temperatures(cost / max(1, len(order)), sweeps)):
         window = min(len(order) - 1, _WINDOW)
         try:
             order, _ = anneal(graph, order, [temperature], window, _TRIES, sweep)

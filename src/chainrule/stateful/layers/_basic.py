@@ -6,7 +6,7 @@ Keys come from a generator.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -43,7 +43,25 @@ class Linear(Layer):
         )
 
 
-class Conv(Layer):
+class _Convolution(Layer):
+    _kind: ClassVar[type[eqx.Module]]
+
+    def __init__(
+        self,
+        dims: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int],
+        *,
+        rkg: RandomKeyGenerator = RKG,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            self._kind(dims, in_channels, out_channels, kernel_size, key=rkg(), **options)
+        )
+
+
+class Conv(_Convolution):
     """Convolution of one image with channels first.
 
     Args:
@@ -55,53 +73,32 @@ class Conv(Layer):
         **options: `stride`, `padding`, `dilation`, `groups`, `use_bias`, …, as in `equinox.nn.Conv`.
     """
 
-    def __init__(
-        self,
-        dims: int,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        *,
-        rkg: RandomKeyGenerator = RKG,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            eqx.nn.Conv(dims, in_channels, out_channels, kernel_size, key=rkg(), **options)
-        )
+    _kind = eqx.nn.Conv
 
 
-class ConvTranspose(Layer):
+class ConvTranspose(_Convolution):
     """Transposed convolution; arguments as for `Conv`."""
 
-    def __init__(
-        self,
-        dims: int,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int | Sequence[int],
-        *,
-        rkg: RandomKeyGenerator = RKG,
-        **options: Any,
-    ) -> None:
-        super().__init__(
-            eqx.nn.ConvTranspose(dims, in_channels, out_channels, kernel_size, key=rkg(), **options)
-        )
+    _kind = eqx.nn.ConvTranspose
 
 
-class MaxPool(Layer):
+class _Pooling(Layer):
+    _by_dims: ClassVar[tuple[type[eqx.Module], ...]]
+
+    def __init__(self, dims: int, kernel_size: int | Sequence[int], **options: Any) -> None:
+        super().__init__(self._by_dims[dims - 1](kernel_size, **options))
+
+
+class MaxPool(_Pooling):
     """Maximum over windows of one image with channels first; arguments as `equinox.nn.MaxPool1d` ff."""
 
-    def __init__(self, dims: int, kernel_size: int | Sequence[int], **options: Any) -> None:
-        pool = (eqx.nn.MaxPool1d, eqx.nn.MaxPool2d, eqx.nn.MaxPool3d)[dims - 1]
-        super().__init__(pool(kernel_size, **options))
+    _by_dims = (eqx.nn.MaxPool1d, eqx.nn.MaxPool2d, eqx.nn.MaxPool3d)
 
 
-class AvgPool(Layer):
+class AvgPool(_Pooling):
     """Mean over windows of one image with channels first; arguments as `equinox.nn.AvgPool1d` ff."""
 
-    def __init__(self, dims: int, kernel_size: int | Sequence[int], **options: Any) -> None:
-        pool = (eqx.nn.AvgPool1d, eqx.nn.AvgPool2d, eqx.nn.AvgPool3d)[dims - 1]
-        super().__init__(pool(kernel_size, **options))
+    _by_dims = (eqx.nn.AvgPool1d, eqx.nn.AvgPool2d, eqx.nn.AvgPool3d)
 
 
 class LayerNorm(Layer):

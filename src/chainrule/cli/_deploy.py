@@ -1,14 +1,18 @@
-"""`chainrule deploy kubernetes`: manifests for servers of an image."""
+"""`chainrule deploy slurm|kubernetes|alerts|grafana`: files for clusters and for monitoring."""
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentParser, Namespace
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from chainrule._errors import InputError, StorageError
-from chainrule.cli._output import write_result
+import yaml
+
+from chainrule._errors import StorageError
+from chainrule.cli._images import variables
+from chainrule.cli._output import write_result, write_text
 from chainrule.deploy.images import plan_build
 from chainrule.deploy.kubernetes import (
     KubernetesDeployment,
@@ -17,9 +21,77 @@ from chainrule.deploy.kubernetes import (
     to_yaml,
     write_folder,
 )
+from chainrule.deploy.monitoring import alert_rules, dashboard
+from chainrule.deploy.slurm import SlurmJob, batch_script
+
+_SLURM_FIELDS = (
+    "component", "image", "servers", "run", "name", "cpus", "memory", "gpus", "nodes", "time",
+    "partition", "account", "python",
+)  # fmt: skip
+
+
+def add_slurm_arguments(parser: ArgumentParser) -> None:
+    """The component, and what the job asks for."""
+    parser.add_argument(
+        "component",
+        metavar="COMPONENT",
+        nargs="?",
+        help="File or folder of the component; with --image, its place in the image",
+    )
+    parser.add_argument(
+        "--image", metavar="FILE.sif", help="Serve this Apptainer image (default: none)"
+    )
+    parser.add_argument("--servers", "-n", type=int, default=1, metavar="N", help="Start N servers")
+    parser.add_argument(
+        "--run",
+        metavar="COMMAND",
+        help="Run this when the servers are ready; the job ends with it (default: serve until stopped)",
+    )
+    parser.add_argument("--name", default="chainrule", help="Name of the job")
+    parser.add_argument("--cpus", type=int, default=1, metavar="N", help="CPUs per server")
+    parser.add_argument("--memory", help="Memory per node, such as 16G (default: the cluster's)")
+    parser.add_argument("--gpus", type=int, default=0, metavar="N", help="GPUs per server")
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="Spread the servers over N nodes (default: Slurm chooses)",
+    )
+    parser.add_argument(
+        "--time", help="Time limit of the job, such as 02:00:00 (default: the cluster's)"
+    )
+    parser.add_argument("--partition", help="Partition of the job (default: the cluster's)")
+    parser.add_argument("--account", help="Account that is charged (default: the user's)")
+    parser.add_argument("--python", default="python", help="Python interpreter on the nodes")
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FILE",
+        help="Write the script to this file (default: standard output)",
+    )
+    parser.set_defaults(handler=_slurm)
+
+
+def _slurm(options: Namespace) -> int:
+    script = batch_script(SlurmJob(**{name: getattr(options, name) for name in _SLURM_FIELDS}))
+    if options.output is None:
+        write_result(options, {"script": script}, script)
+    else:
+        _write(options.output, script)
+        write_result(options, {"written": str(options.output)}, f"{options.output}\n")
+    return 0
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"Cannot write {file}: {error.strerror}.") from error
+
 
 # Title of a group of options → field of `KubernetesDeployment` → (metavar, help).
-_OPTIONS = {
+_KUBERNETES_OPTIONS = {
     "servers": {
         "name": ("NAME", "Name all objects so (default: the name of the image)"),
         "namespace": ("NAME", "Put all objects there (default: the namespace of the kubectl context)"),
@@ -56,7 +128,7 @@ _OPTIONS = {
 _NUMBERS = ("replicas", "workers", "gpu", "hpa", "keda", "grace_s", "startup_s")
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_kubernetes_arguments(parser: ArgumentParser) -> None:
     """The image, and how it is deployed."""
     parser.add_argument(
         "source",
@@ -81,7 +153,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="Write one YAML file, or, where the name has no suffix, a folder with a kustomization.yaml "
         "(default: YAML on standard output)",
     )
-    for title, options in _OPTIONS.items():
+    for title, options in _KUBERNETES_OPTIONS.items():
         group = parser.add_argument_group(title)
         for name, (metavar, help) in options.items():
             kind = int if name in _NUMBERS else str
@@ -100,7 +172,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_repeated(
         running, "--serve", "ARGUMENT", "Pass chainrule serve this too: --serve=--access-log"
     )
-    parser.set_defaults(handler=_run)
+    parser.set_defaults(handler=_kubernetes)
 
 
 def _flag(name: str) -> str:
@@ -112,17 +184,14 @@ def _add_repeated(group: Any, flag: str, metavar: str, help: str) -> None:
     group.add_argument(flag, action="append", default=[], metavar=metavar, help=help)
 
 
-def _run(options: Namespace) -> int:
+def _kubernetes(options: Namespace) -> int:
     objects = manifests(_deployment(options))
     output: Path | None = options.output
     if output is None:
         write_result(options, objects, to_yaml(objects))
         return 0
     if output.suffix:
-        try:
-            output.write_text(to_yaml(objects), encoding="utf-8")
-        except OSError as error:
-            raise StorageError(f"Cannot write {output}: {error.strerror}.") from error
+        _write(output, to_yaml(objects))
         written = [output]
     else:
         written = write_folder(objects, output)
@@ -138,7 +207,7 @@ def _deployment(options: Namespace) -> KubernetesDeployment:
         if name in names and value is not None and value != []
     }
     given |= {name: tuple(given[name]) for name in ("allow_from", "allow_to") if name in given}
-    given["env"] = dict(_variable(entry) for entry in options.env)
+    given["env"] = variables("--env", options.env)
     reference, facts = _image(options)
     image = reference if options.allow_tag else pinned_image(reference)
     return KubernetesDeployment(
@@ -158,8 +227,37 @@ def _image(options: Namespace) -> tuple[str, dict[str, Any]]:
     return f"{prefix}{settings.name}:{tag}", facts
 
 
-def _variable(entry: str) -> tuple[str, str]:
-    name, equals, value = entry.partition("=")
-    if not equals:
-        raise InputError(f"--env takes NAME=VALUE; found {entry!r}.", code="bad_option")
-    return name, value
+def add_alert_arguments(parser: ArgumentParser) -> None:
+    """The job of Prometheus."""
+    _add_job_name(parser)
+    parser.set_defaults(handler=_alerts)
+
+
+def add_grafana_arguments(parser: ArgumentParser) -> None:
+    """The job of Prometheus."""
+    _add_job_name(parser)
+    parser.set_defaults(handler=_grafana)
+
+
+def _add_job_name(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--job",
+        default="chainrule",
+        metavar="NAME",
+        help="The job_name under which Prometheus scrapes the servers (default: chainrule)",
+    )
+
+
+def _alerts(options: Namespace) -> int:
+    rules = alert_rules(options.job)
+    write_text(
+        json.dumps(rules, indent=2) + "\n"
+        if options.json
+        else yaml.safe_dump(rules, sort_keys=False, width=110, allow_unicode=True)
+    )
+    return 0
+
+
+def _grafana(options: Namespace) -> int:
+    write_text(json.dumps(dashboard(options.job), indent=2) + "\n")
+    return 0
