@@ -10,7 +10,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +18,7 @@ import pytest
 from chainrule.client import Component
 from chainrule.client.internal import Answer, HttpTransport, read_answer
 from chainrule.errors import ComponentError, InputError, NotGrantedError, TransportError
+from waiting import wait_until
 
 DOCUMENT = {
     "info": {"title": "fake", "version": "1"},
@@ -265,8 +265,7 @@ def test_giving_up_closes_the_connection(fake):
     server = fake(wait_for_the_end)
     component = Component.from_url(server.url)
     job = component.submit("apply", {})
-    while not server.requests:
-        time.sleep(0.01)
+    wait_until(lambda: server.requests)
     job.cancel()
     with pytest.raises(TransportError) as caught:
         job.result(timeout=300)

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from chainrule.runtime.experimental import ComponentReference
 from chainrule.runtime.internal import outside_config
 from deploy import container_engine
 from deploy import image_components as samples
+from waiting import wait_until
 
 pytestmark = [pytest.mark.container, pytest.mark.slow]
 
@@ -275,9 +275,8 @@ def registry(engine, tmp_path, monkeypatch):
     command = ["docker-registry", "serve", str(tmp_path / "registry.json")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     host, port = address.split(":")
-    while not _is_open(host, int(port)):
-        assert process.poll() is None, "the registry does not start"
-        time.sleep(0.05)
+    wait_until(lambda: process.poll() is not None or _is_open(host, int(port)))
+    assert process.poll() is None, "the registry does not start"
     yield address
     process.terminate()
     process.wait()
@@ -415,10 +414,10 @@ def test_a_container_ends_with_its_owner_however_that_ends(engine, image):
     for how, owner in owners.items():
         name = owner.communicate(timeout=1200)[0].strip()
         assert (owner.returncode, bool(name)) == (ENDS[how][1], True), how
-        deadline = time.monotonic() + 600
-        while engine.succeeds("container", "inspect", name):
-            assert time.monotonic() < deadline, f"the container is still there after {how}"
-            time.sleep(0.1)
+        wait_until(
+            lambda name=name: not engine.succeeds("container", "inspect", name),
+            f"the end of the container after {how}",
+        )
     with contextlib.suppress(KeyError), Component.from_image(image, network="host") as component:
         container = component.transport.container
         raise KeyError

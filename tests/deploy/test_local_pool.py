@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 
 from chainrule.deploy import local
 from chainrule.errors import ComponentError, DefinitionError, InputError, TransportError
+from waiting import wait_until
 
 SOURCE = Path(__file__).with_name("pool_component.py")
 HANG_S = 300  # every limit here only ends what hangs; how long things take is not tested
@@ -32,14 +32,6 @@ def value(k):
     return float(k) ** 2 + 1.0
 
 
-def until(is_so, what):
-    """Wait for something that happens in other processes."""
-    deadline = time.monotonic() + HANG_S
-    while not is_so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 def settled(component, up=2):
     """Wait until so many replicas are up again."""
 
@@ -47,7 +39,7 @@ def settled(component, up=2):
         states = [replica["state"] for replica in component.health()["replicas"]]
         return sum(state in ("idle", "busy") for state in states) == up
 
-    until(is_up, f"{up} replicas that are up")
+    wait_until(is_up, f"{up} replicas that are up")
 
 
 def test_processes_end_with_a_pool_that_nobody_holds():
@@ -55,7 +47,7 @@ def test_processes_end_with_a_pool_that_nobody_holds():
     pid = component.apply(point(1))["pid"]
     assert Path(f"/proc/{pid}").exists()
     del component
-    until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the process")
 
 
 def test_both_processes_work_and_results_keep_the_order(pool):
@@ -174,7 +166,7 @@ def test_a_call_that_runs_can_be_given_up(pool, tmp_path):
         before = processes()
         began = tmp_path / action.replace(" ", "-")
         job = pool.submit("apply", point(2) | {"action": action, "began": str(began)})
-        until(began.exists, "a call that has begun")
+        wait_until(began.exists, "a call that has begun")
         job.cancel()
         with pytest.raises(TransportError) as caught:
             job.result(timeout=HANG_S)
@@ -193,7 +185,7 @@ def test_calls_that_must_not_run_twice(tmp_path):
         assert caught.value.details == {"exit_code": 3}
         pid = component.apply(point(1))["pid"]
         os.kill(pid, signal.SIGKILL)
-        until(lambda: _has_ended(pid), "the end of the process")
+        wait_until(lambda: _has_ended(pid), "the end of the process")
         assert component.apply(point(1))["y"] == value(1)  # which did not run twice
 
 
@@ -217,7 +209,7 @@ def test_calls_that_take_too_long():
             except TransportError:  # the machine is busy, and this call took too long as well
                 return False
 
-        until(answers, "an answer of the process that was started again")
+        wait_until(answers, "an answer of the process that was started again")
 
 
 def test_a_queue_makes_the_pool_grow():
@@ -226,7 +218,7 @@ def test_a_queue_makes_the_pool_grow():
         calls = (point(k) | {"action": "sleep 0.05"} for k in itertools.count())
         results = component.map(calls, max_in_flight=4)
         pids = set()
-        until(lambda: pids.add(next(results)["pid"]) or len(pids) == 2, "a second process")
+        wait_until(lambda: pids.add(next(results)["pid"]) or len(pids) == 2, "a second process")
         results.close()
     with pytest.raises(TransportError) as caught:
         component.apply(point(1))

@@ -1,7 +1,6 @@
 """The rules of every pool, with replicas that are plain objects: who gets a call, who is blamed, who goes."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from chainrule.client._pool import (
 )
 from chainrule.deploy._scaling import Autoscaler
 from chainrule.errors import DefinitionError, InputError, TransportError
+from waiting import wait_until
 
 HANG_S = 120  # every limit here only ends what hangs
 DOCUMENT = {
@@ -97,8 +97,7 @@ def test_products_at_one_point_are_computed_at_the_same_time():
     home.gate.clear()
     busy = threading.Thread(target=ask, args=(pool, 1.5, "vector_jacobian_product"))
     busy.start()
-    while not any(replica["in_flight"] for replica in pool.status()["replicas"]):
-        time.sleep(0.001)
+    wait_until(lambda: any(replica["in_flight"] for replica in pool.status()["replicas"]))
     assert ask(pool, 1.5, "vector_jacobian_product") == other.id
     home.gate.set()
     busy.join()
@@ -120,8 +119,7 @@ def test_a_gradient_waits_for_its_replica_and_goes_elsewhere_when_that_is_gone()
         target=lambda: found.append(ask(pool, 1.5, "vector_jacobian_product"))
     )
     behind.start()
-    while not pool.status()["waiting"]:
-        time.sleep(0.001)
+    wait_until(lambda: pool.status()["waiting"])
     home.gate.set()
     busy.join()
     behind.join()
@@ -157,8 +155,7 @@ def test_whoever_was_nearby_is_not_blamed():
     threads = [threading.Thread(target=work, args=(inputs,)) for inputs in ("poison", "fine")]
     for thread in threads:
         thread.start()
-    while pool.status()["replicas"][0]["in_flight"] < 2:
-        time.sleep(0.001)
+    wait_until(lambda: pool.status()["replicas"][0]["in_flight"] == 2)
     a.deaths = 2
     a.gate.set()
     for thread in threads:
@@ -183,8 +180,7 @@ def test_a_suspect_leaves_the_last_replica_to_others():
 
     thread = threading.Thread(target=suspect)
     thread.start()
-    while not dispatcher.waiting:
-        time.sleep(0.001)
+    wait_until(lambda: dispatcher.waiting)
     with dispatcher.lease(ticket=Ticket()) as slot:
         assert slot is a
     assert not found
@@ -304,8 +300,7 @@ def looks_per_waiting_call(size, waiting):
     for number in range(waiting):
         threads.append(threading.Thread(target=call, args=(number,)))
         threads[-1].start()
-        while dispatcher.waiting <= number:
-            time.sleep(0.0001)
+        wait_until(lambda number=number: dispatcher.waiting > number)
     before = CountedSlot.looks
     held[0].__exit__(None, None, None)  # one replica, which goes from one call to the next
     for thread in threads:
@@ -358,7 +353,7 @@ def test_whatever_happens_no_call_is_lost_and_no_replica_has_too_many():
         while not is_over.is_set():
             for slot in slots:
                 dispatcher.mark_up(slot)
-            time.sleep(0.0005)
+            is_over.wait(0.0005)
 
     reviver = threading.Thread(target=revive)
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
@@ -435,8 +430,7 @@ def test_closing_lets_nobody_wait():
     pool = pool_of(a)
     a.gate.clear()
     threading.Thread(target=ask, args=(pool, 1), daemon=True).start()
-    while not pool.status()["replicas"][0]["in_flight"]:
-        time.sleep(0.001)
+    wait_until(lambda: pool.status()["replicas"][0]["in_flight"])
     threading.Timer(0.05, pool.close).start()
     with pytest.raises(TransportError) as caught:
         ask(pool, 2)

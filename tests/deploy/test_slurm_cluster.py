@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from chainrule.deploy.slurm import SlurmJob, batch_script
+from waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -137,15 +138,15 @@ def submit(folder, script):
 
 def end_of(job):
     """How a job ended."""
-    deadline = time.monotonic() + 600
-    while True:
-        facts = dict(
-            word.partition("=")[::2] for word in tool("scontrol", "show", "job", job).stdout.split()
-        )
-        if facts["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"):
-            return facts["JobState"], facts["ExitCode"]
-        assert time.monotonic() < deadline, facts
-        time.sleep(0.1)
+    facts = {}
+
+    def has_ended():
+        shown = tool("scontrol", "show", "job", job).stdout.split()
+        facts.update(word.partition("=")[::2] for word in shown)
+        return facts["JobState"] not in ("PENDING", "RUNNING", "COMPLETING")
+
+    wait_until(has_ended, f"the end of job {job}")
+    return facts["JobState"], facts["ExitCode"]
 
 
 def test_jobs_serve_and_end(slurm, tmp_path):

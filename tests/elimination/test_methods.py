@@ -1,7 +1,5 @@
 """Choosing between elimination and JAX's own Jacobians, and the backends."""
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +14,6 @@ from chainrule.elimination import (
     register_partials,
     value_and_jacobian,
 )
-from chainrule.elimination._explain import _fastest
 from chainrule.elimination._native import NativeUnavailableError
 from chainrule.elimination.examples import TASKS
 
@@ -81,21 +78,6 @@ def test_explanations_print_and_measure():
     assert all(candidate.seconds > 0 for candidate in found.candidates)
     assert "elimination" in str(found)
     assert "µs" in str(found)
-
-
-@pytest.mark.parametrize(("fast", "calls"), [(1e-6, 1000), (1.0, 8)])
-def test_calls_are_measured_until_they_are_fast(fast, calls, monkeypatch):
-    """The first after a compilation are slow: few of many short calls, and one of a few long ones."""
-    clock, count = [0.0], 0
-
-    def call():
-        nonlocal count
-        count += 1
-        clock[0] += fast if count > calls / 8 else 10 * fast
-
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    assert _fastest(call) == pytest.approx(fast)
-    assert count >= calls
 
 
 def test_explanations_need_shapes_only_and_values_to_measure():

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from chainrule._codec import decode_body, encode_body
+from waiting import wait_until
 
 HERE = Path(__file__).parent
 COMPONENT = str(HERE / "fault_component.py")
@@ -87,13 +87,6 @@ class Served:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.process.wait(HANG_S)
-
-
-def wait_until(condition, timeout=HANG_S) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 class Background(threading.Thread):

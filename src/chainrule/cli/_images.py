@@ -278,7 +278,7 @@ def add_push_arguments(parser: ArgumentParser) -> None:
         "image", metavar="IMAGE", help="Image with its registry: registry.example/team/heat:1.0.0"
     )
     parser.add_argument(
-        "--owner", default="", help="Name who answers for the component (default: no one)"
+        "--owner", default="", help="Name the owner of the component (default: none)"
     )
     parser.add_argument(
         "--allow-breaking",

@@ -57,7 +57,7 @@ from chainrule.elimination._work import (
 _log = logging.getLogger(__name__)
 
 _LANES = 16
-"""A kernel on a CPU computes this many batch elements at once, wanted or not: float32 in 512 bits."""
+"""A kernel on a CPU computes this many batch elements at once, also for a smaller batch: 512 bits."""
 
 _MOST_KERNEL_OPERATIONS = 3000
 """Beyond this many operations and entries a straight-line kernel takes seconds to compile."""
@@ -190,7 +190,7 @@ class _Planner:
         self.candidates.sort(key=self._rank)
 
     def _rank(self, candidate: Candidate) -> float:
-        """The estimate, corrected for what it does not know. Products of components decide before it."""
+        """The estimate, with a margin for compiling. Planned products of components always come first."""
         if candidate.method == "planned":
             return 0.0
         is_plain = candidate.name == "elimination"

@@ -646,7 +646,7 @@ def jit(
         donate: let the program reuse the buffers of parameters it writes: `True`, or the keywords whose
             parameters may be donated. Arrays taken out of them before a call are dead after it, and so are
             the parameters when the compiled program itself fails (a host callback that raises).
-        empty: a mask of parameters that are `None` when the function begins, whatever they hold: that is no
+        empty: a mask of parameters that are `None` when the function begins. A value that they hold is no
             input of the program. They hold what the function sets them to after the call, and what they held
             before if it fails.
         static_argnums: as in `jax.jit`; positions count the positional arguments.

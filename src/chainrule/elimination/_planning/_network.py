@@ -27,7 +27,7 @@ class SiteNodes:
     """A site of a network.
 
     Attributes:
-        name: for people.
+        name: for messages.
         operands: the nodes that it reads and is differentiated by.
         results: the nodes that it computes, as far as they are read.
         prices: what products with its Jacobian cost.

@@ -60,7 +60,7 @@ class SitePrices:
         calls: of components that one product makes: those of a loop or a batch are several.
         column_colours: of a sparse Jacobian, how many JVPs give all of it.
         row_colours: how many VJPs do.
-        source: where the prices come from, for people.
+        source: where the prices come from, in words.
     """
 
     jvp: float = 1.0

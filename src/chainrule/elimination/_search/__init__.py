@@ -1,6 +1,6 @@
 """Searching for a cheap elimination order, on the bare graph.
 
-This package knows nothing of JAX: a `Problem` is vertices, edges with a structure number each, and an
+This package does not use JAX: a `Problem` is vertices, edges with a structure number each, and an
 `Algebra` that says which structure a product or a sum of two structures has and what it costs.
 
     _problem          what is searched over, and a lower bound for its cost

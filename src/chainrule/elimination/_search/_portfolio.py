@@ -228,7 +228,7 @@ class _Run:
             sweeps = min(2 * sweeps, 4000)
 
     def _settle(self) -> None:
-        """Few vertices: one window holds them all, and what it finds is the best there is."""
+        """Few vertices: one window holds them all, and its best order is optimal."""
         assert self.best is not None
         order = order_windows(self.graph, self.best.order, len(self.best.order))
         self.bound = self.offer(order, "exact")

@@ -177,7 +177,7 @@ def _is_batch_norm(part: Any) -> bool:
 
 
 def _asks_for_key(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call has to be given a `key`: it takes one, got none, and insists on it or drops entries."""
+    """Whether a call has to be given a `key`: it takes one, got none, and requires it or drops entries."""
     signature = inspect.signature(type(module).__call__)
     if "key" in kwargs or "key" in signature.bind_partial(module, *args, **kwargs).arguments:
         return False
