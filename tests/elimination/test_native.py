@@ -21,11 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
 def native(function, *args):
     """A function of arrays that returns a list of arrays, as a native kernel."""
     return native_function(jax.make_jaxpr(function)(*args))

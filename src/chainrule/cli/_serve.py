@@ -259,6 +259,7 @@ def _serve_again(components: Sequence[str], words: Sequence[str]) -> int:
     again = [word for word in words if word != "--reload"]
     with _terminations_as_interrupts(), suppress(KeyboardInterrupt):
         while True:
+            # Before the server starts: what changes while it loads its files starts it again.
             seen = _change_times(folders)
             with _running([sys.executable, "-m", "chainrule", "serve", *again]):
                 changed = _wait_for_change(folders, seen)

@@ -272,6 +272,9 @@ def hessian(
         has_aux: whether `fun` returns `(result, auxiliary)`; then so does the Hessian.
         sparse: leave the blocks as `StructuredJacobian`s.
     """
+    # The gradient is one row, which reverse accumulation gets in one pass; the Jacobian of the gradient is
+    # what has an order worth searching. The first differentiation is planned only if the second one may be:
+    # with an explicit order the user decides about both.
     plans = isinstance(order, str) and order == "auto"
     inner = _Settings("auto", "reverse", "auto", has_aux, False, False, False, plans)
     gradient = _derivative(fun, argnums, inner)
@@ -311,6 +314,8 @@ def gauss_newton_product(
             outputs = evaluate(traced.program, operands)
             return [out for out in outputs if jnp.issubdtype(out.dtype, jnp.inexact)], outputs
 
+        # The components are applied here, once. `push` is v ↦ J v with what they kept; its transpose u ↦ Jᵀ u
+        # needs no second forward pass. Nothing is conjugated: for a complex result this is Jᵀ J, not J* J.
         _, push, outputs = jax.linearize(flat, *traced.operands, has_aux=True)
         pull = jax.linear_transpose(push, *traced.operands)
 

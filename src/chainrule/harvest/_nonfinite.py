@@ -149,6 +149,8 @@ class _Search:
         context: _Context,
     ) -> _Cause:
         """Follow non-finite outputs to what made them, the earliest when there are several."""
+        # One visit per equation, last first: an operand of a suspect is computed before it, so it is among
+        # the suspects when its own equation is reached.
         _, record = self.run(program, operands)
         jaxpr = program.jaxpr
         suspects = {v for n in bad_outputs if isinstance(v := jaxpr.outvars[n], Var)}

@@ -206,6 +206,8 @@ class Vode(EnergyModule):
     def _answer(self, rule: OutputRule, source: Any, rkg: RandomKeyGenerator) -> Any:
         name = f"{self.status} | {rule.key} -> {':'.join((rule.target, *rule.transforms))}"
         slots = self._slots()
+        # Kept with the slots that it was made from. They are compared by identity: inside a transformation
+        # they are other objects (tracers), so that an answer of another trace is never taken.
         given, answer = self.answers.get(name, (None, None))
         if given is None or not _are_same(given, slots):
             answer = self.ruleset.apply(rule, self, source, rkg)

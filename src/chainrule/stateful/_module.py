@@ -93,6 +93,8 @@ class Module(Branch):
         return GetAttrKey(key)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # Refused inside a transformed function: what a trace changes here happens once, and not again when
+        # the compiled program runs.
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
             return

@@ -214,6 +214,9 @@ def tree_ref(tree: T) -> T:
     The result is a tree without sharing, as plain `jax.*` transformations take it. Applied twice, it has
     to be undone twice.
     """
+    # The walk visits a tree in one order, here and in `tree_unref`: the ordinal of a first occurrence means
+    # the same parameter in both. A reference that is there already is wrapped once more, so that undoing
+    # twice works.
     seen: dict[int, int] = {}
 
     def replace(path: str, param: BaseParam) -> BaseParam:

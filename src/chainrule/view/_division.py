@@ -263,6 +263,8 @@ class _Equations:
         below = self._components_after(placed, calls)
         between = {k: (k if k in calls else None, above[k], below[k]) for k in placed}
         scopes = {k: scope_of(self._equations[k]) for k in placed}
+        # The level rises along every edge on which the scope changes or a sown value passes, so two equations
+        # of one level have none of these between them, and an edge never leads to a lower level: no cycle.
         level: dict[int, int] = {}
         for k in placed:
             near = [p for p in self._before[k] if p in level and between[p] == between[k]]

@@ -241,7 +241,7 @@ def _(shape: Label) -> str:
     )
     kind = " ".join(name for name, is_set in flags if is_set)
     colour = "" if shape.colour is None else f' style="{_on_both("fill", shape.colour)}"'
-    x, y = shape.at
+    x, y = shape.at  # SVG places the baseline: 4 pixels below the middle of letters of 11 pixels
     return f'<text x="{x:.1f}" y="{y + 4:.1f}" class="{kind}"{colour}>{escape(shape.text)}</text>'
 
 

@@ -83,6 +83,8 @@ class Compression:
             colours = colouring.colours[starts[asked] :]
             values = []
             for term in structure.terms:
+                # Columns: the product of colour c is Σ J[:, k] over the k of that colour, of which one at
+                # most has an entry in row r. So J[r, k] = product[colour of k][r]; for rows the same with Jᵀ.
                 rows, columns = term.flat_positions()
                 here, there = (rows, columns) if is_backwards(way) else (columns, rows)
                 values.append(flat[colours[here], there])

@@ -257,6 +257,7 @@ def _bilinear(eqn: JaxprEqn, operands: list[_State]) -> list[_State]:
     """
     if operands.count(_State.LINEAR) > 1:
         raise _fail(eqn)
+    # 0 · anything is 0; linear · fixed is linear; fixed · fixed is fixed. (Linear · linear is quadratic.)
     for state in (_State.ZERO, _State.LINEAR):
         if state in operands:
             return [state]

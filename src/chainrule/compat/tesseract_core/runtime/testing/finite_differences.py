@@ -94,6 +94,7 @@ def check_gradients(
     wanted = _choose_endpoints(component, endpoints)
     subject = Subject(component, inputs, input_paths or None, output_paths or None)
     point = _Point(component, subject, eps)
+    # Two generators with one seed, as there: how many outputs are drawn has no influence on the inputs.
     draws, output_draws = np.random.RandomState(seed), np.random.RandomState(seed)
     for endpoint in wanted:
         elements = _draw_elements(point, max_evals, draws)
