@@ -331,37 +331,8 @@ def find_order(
     """
     if argnums is None:
         argnums = tuple(range(len(example_args)))
-    _check_search(budget_s, seed)
+    _check_search(objective, budget_s, seed)
     graph = trace_function(fun, argnums, as_examples(example_args), {}).graph
-    return find_order_of_graph(
-        graph, objective=objective, budget_s=budget_s, seed=seed, progress=progress, edges=edges
-    )
-
-
-def _check_search(budget_s: Any, seed: Any) -> None:
-    if not isinstance(budget_s, numbers.Real) or not float(budget_s) >= 0:
-        raise InputError(
-            f"budget_s is a number of seconds, 0 or more; found {budget_s!r}.", code="bad_budget"
-        )
-    if not isinstance(seed, numbers.Integral):
-        raise InputError(f"seed is an integer; found {seed!r}.", code="bad_seed")
-
-
-def find_order_of_graph(
-    graph: Graph,
-    *,
-    objective: Objective = "multiplications",
-    budget_s: float = 1.0,
-    seed: int = 0,
-    progress: bool = False,
-    edges: bool = False,
-) -> Order:
-    """`find_order` for a graph."""
-    if objective not in OBJECTIVES:
-        raise InputError(
-            f"There is no objective {objective!r}; it is one of {', '.join(map(repr, OBJECTIVES))}.",
-            code="unknown_objective",
-        )
     problem, nodes = as_problem(graph, objective)
     limit = budget_s if math.isfinite(budget_s) else None
     with progress_bar("searching", limit, show=progress) as advance:
@@ -381,6 +352,20 @@ def find_order_of_graph(
     if edges and not found.is_interrupted:
         return _with_edges(graph, order, problem, nodes, found, budget_s)
     return order
+
+
+def _check_search(objective: Any, budget_s: Any, seed: Any) -> None:
+    if objective not in OBJECTIVES:
+        raise InputError(
+            f"There is no objective {objective!r}; it is one of {', '.join(map(repr, OBJECTIVES))}.",
+            code="unknown_objective",
+        )
+    if not isinstance(budget_s, numbers.Real) or not float(budget_s) >= 0:
+        raise InputError(
+            f"budget_s is a number of seconds, 0 or more; found {budget_s!r}.", code="bad_budget"
+        )
+    if not isinstance(seed, numbers.Integral):
+        raise InputError(f"seed is an integer; found {seed!r}.", code="bad_seed")
 
 
 def _with_edges(

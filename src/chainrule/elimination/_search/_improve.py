@@ -98,8 +98,12 @@ def _best_order(segment: list[int], costs: Sequence[int]) -> list[int]:
     return chosen[::-1]
 
 
+_MOST_PARTIAL_ORDERS = 200_000
+"""That branch and bound remembers."""
+
+
 def branch_and_bound(
-    graph: PartialGraph, order: Sequence[int], cost: int, *, until: float, most: int = 200_000
+    graph: PartialGraph, order: Sequence[int], cost: int, *, until: float
 ) -> tuple[list[int], bool]:
     """The cheapest order found, and whether it is proven to be.
 
@@ -112,26 +116,24 @@ def branch_and_bound(
         order: the best order known.
         cost: its cost.
         until: when to stop, on the clock of `time.perf_counter`.
-        most: how many partial orders to look at.
     """
     graph.reset()
-    tree = _Tree(graph, list(order), cost, until, most)
+    tree = _Tree(graph, list(order), cost, until)
     vertices = graph.problem.eliminable
-    tree.visit((), 0, dict(zip(vertices, graph.costs(vertices), strict=True)))
+    tree.visit((), 0, 0, dict(zip(vertices, graph.costs(vertices), strict=True)))
     return tree.order, not tree.is_cut_short
 
 
 class _Tree:
-    def __init__(
-        self, graph: PartialGraph, order: list[int], cost: int, until: float, most: int
-    ) -> None:
+    def __init__(self, graph: PartialGraph, order: list[int], cost: int, until: float) -> None:
         self.order = order
         self.is_cut_short = False
-        self._graph, self._cost, self._until, self._most = graph, cost, until, most
+        self._graph, self._cost, self._until = graph, cost, until
         self._least = vertex_bounds(graph.problem)
-        self._reached: dict[frozenset[int], int] = {}
+        # A set of vertices, as bits → the least that eliminating it has cost, in any order.
+        self._reached: dict[int, int] = {}
 
-    def visit(self, order: tuple[int, ...], cost: int, costs: dict[int, int]) -> None:
+    def visit(self, order: tuple[int, ...], gone: int, cost: int, costs: dict[int, int]) -> None:
         if not costs:
             if cost < self._cost:
                 self.order, self._cost = list(order), cost
@@ -141,17 +143,17 @@ class _Tree:
             total = cost + costs[vertex]
             if total + remaining - self._least[vertex] >= self._cost:
                 continue
-            grown = frozenset((*order, vertex))
+            grown = gone | 1 << vertex
             if self._reached.get(grown, self._cost) <= total:
                 continue
             self._reached[grown] = total
-            if len(self._reached) > self._most or time.perf_counter() > self._until:
+            if len(self._reached) > _MOST_PARTIAL_ORDERS or time.perf_counter() > self._until:
                 self.is_cut_short = True
             if self.is_cut_short:
                 return
             with self._graph.trial():
                 left = self._eliminate(vertex, costs)
-                self.visit((*order, vertex), total, left)
+                self.visit((*order, vertex), grown, total, left)
 
     def _eliminate(self, vertex: int, costs: dict[int, int]) -> dict[int, int]:
         """What each remaining vertex would cost after a vertex: only its neighbours cost something else."""
