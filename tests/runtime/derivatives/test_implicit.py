@@ -1,3 +1,5 @@
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -174,3 +176,24 @@ def test_complex_unknowns(as_products):
     np.testing.assert_allclose(
         root.jacobian({"a": a}, {"a"}, {"y"})["y"]["a"], np.diag(0.5 / np.sqrt(a)), rtol=1e-10
     )
+
+
+@pytest.mark.parametrize("as_products", [False, True])
+def test_real_inputs_of_complex_unknowns_have_real_cotangents(as_products):
+    """y = √(a + i) of a real a has J = 1 / (2y), and the cotangent of a real input is Re(Jᵀu), as in JAX."""
+    products = Products(
+        lambda inputs, outputs, vector: {"r": -vector["a"]},
+        lambda inputs, outputs, vector: {"a": -vector["r"]},
+    )
+    root = ImplicitFunction(
+        lambda inputs: {"y": np.sqrt(inputs["a"] + 1j)},
+        lambda inputs, outputs: {"r": outputs["y"] ** 2 - inputs["a"] - 1j},
+        by_outputs=lambda inputs, outputs: np.diag(2 * outputs["y"]),
+        by_inputs=products if as_products else lambda inputs, outputs: -np.eye(2),
+    )
+    a, vector = np.array([3.0, -2.0]), np.array([1 + 1j, 2 - 1j])
+    with jax.enable_x64(True):
+        (expected,) = jax.vjp(lambda a: jnp.sqrt(a + 1j), a)[1](vector)
+    pulled = root.vector_jacobian_product({"a": a}, {"a"}, {"y"}, {"y": vector})["a"]
+    assert pulled.dtype == np.float64
+    np.testing.assert_allclose(pulled, expected, rtol=1e-10)

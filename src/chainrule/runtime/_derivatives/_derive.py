@@ -28,6 +28,7 @@ from chainrule.runtime._derivatives._layout import (
     Entries,
     Layout,
     answered,
+    as_cotangent,
     canonical,
     check_keys,
     contract,
@@ -125,9 +126,7 @@ def product_from_jacobian(
     }
     if kind.vector_over == "inputs":
         return products
-    # JAX pairs a cotangent u with a tangent t as Re Σ u·t, without conjugation. Then Re Σ u·(J t) = Re(Jᵀu)·t
-    # for every real t: the cotangent of a real input is Re(Jᵀu), also where an output is complex.
-    return {path: u if np.iscomplexobj(arrays[path]) else u.real for path, u in products.items()}
+    return {path: as_cotangent(arrays[path], product) for path, product in products.items()}
 
 
 def _block_for(jacobian: Any, kind: DerivativeKind, given: str, answer: str) -> Any:

@@ -158,8 +158,7 @@ def finite_difference_vjp(
         return columns.split(gradient.real)
     for entry in difference_columns(sampler, _read(sparsity, sampler)):
         gradient = entry.add_transposed(sampler.outputs.join(cotangent_vector), gradient)
-    # Re Σ u·(J t) = Re(Jᵀu)·t for every real move t: the cotangent of a real input is real, also where an
-    # output and its cotangent u are complex.
+    # Real inputs have real cotangents, also where outputs are complex: see `_layout.as_cotangent`.
     return columns.split(gradient.real)
 
 

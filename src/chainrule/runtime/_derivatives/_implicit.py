@@ -31,6 +31,7 @@ from chainrule.runtime._derivatives._differences import (
 from chainrule.runtime._derivatives._layout import (
     Layout,
     answered,
+    as_cotangent,
     canonical,
     check_keys,
     read_arrays,
@@ -271,13 +272,10 @@ class _Point:
     ) -> dict[str, np.ndarray]:
         """Bᵀ λ."""
         given = self._function.by_inputs
-        if isinstance(given, Products):
-            pulled = given.pull(*self._arguments, own_copy(dict(multipliers)))
-            return {path: np.asarray(answered(pulled, path, "by_inputs.pull")) for path in paths}
         if given is not None:
-            columns = Layout.of(read_arrays(self._inputs, paths))
-            matrix = self._given_matrix(given, columns)
-            return columns.split(np.asarray(matrix.T @ self.equations.join(multipliers)))
+            arrays = read_arrays(self._inputs, paths)
+            pulled = self._pull_given(given, Layout.of(arrays), multipliers)
+            return {path: as_cotangent(arrays[path], pulled[path]) for path in paths}
         names = [f"inputs.{path}" for path in paths]
         gradient = finite_difference_vjp(
             self._residual_of_both,
@@ -288,6 +286,20 @@ class _Point:
             **self._options,
         )
         return {path: gradient[name] for path, name in zip(paths, names, strict=True)}
+
+    def _pull_given(
+        self,
+        given: Callable[[Any, Any], Any] | Products,
+        columns: Layout,
+        multipliers: Mapping[str, np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        if not isinstance(given, Products):
+            matrix = self._given_matrix(given, columns)
+            return columns.split(np.asarray(matrix.T @ self.equations.join(multipliers)))
+        pulled = given.pull(*self._arguments, own_copy(dict(multipliers)))
+        return {
+            path: np.asarray(answered(pulled, path, "by_inputs.pull")) for path in columns.paths
+        }
 
     def input_matrix(self, paths: tuple[str, ...]) -> np.ndarray:
         """B."""

@@ -139,6 +139,15 @@ def check_real(is_complex: bool, is_complex_array: bool, path: str) -> None:
         )
 
 
+def as_cotangent(array: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """A product Jᵀ u as the cotangent of an array.
+
+    JAX pairs a cotangent u with a tangent t as Re Σ u·t, without conjugation. Then Re Σ u·(J t) = Re(Jᵀu)·t
+    for every real t: the cotangent of a real input is Re(Jᵀu), also where an output is complex.
+    """
+    return value if np.iscomplexobj(array) else value.real
+
+
 def _flat(value: Any, shape: tuple[int, ...], path: str) -> np.ndarray:
     array = np.asarray(value)
     # Most arrays are right already, and this runs several times per evaluation of the program.
