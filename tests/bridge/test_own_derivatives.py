@@ -153,6 +153,22 @@ def test_jax_differentiates_the_function_if_told_to(tmp_path):
     np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: f(x).sum()))(X), 0 * X)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_real_input_of_a_complex_output_has_a_real_cotangent(compiled, tmp_path):
+    """y = exp(ix) has J = i exp(ix); the loss is Re(c·y), and its gradient Re(cJ), as in JAX."""
+    jacobian = """
+def jacobian(inputs, jac_inputs, jac_outputs):
+    return {"y": {"x": jnp.diag(1j * jnp.exp(1j * inputs.x))}}
+"""
+    path = source(tmp_path, jacobian, function="(lambda x: jnp.exp(1j * x))")
+    path.write_text(path.read_text().replace("y: Differentiable[Array[(\"n\",), Float64]]",
+        "y: Differentiable[Array[(\"n\",), 'complex128']]"))  # fmt: skip
+    f = calls(load_component(path))
+    found = jax.grad(lambda x: jnp.real((1 + 2j) * f(x)).sum())
+    wanted = jax.grad(lambda x: jnp.real((1 + 2j) * jnp.exp(1j * x)).sum())(X)
+    np.testing.assert_allclose((jax.jit(found) if compiled else found)(X), wanted)
+
+
 def test_the_compiled_program_has_no_call_of_the_host_and_can_be_exported(tmp_path):
     f = calls(load_component(source(tmp_path, VJP)))
     gradient = jax.jit(jax.grad(lambda x: f(x).sum()))

@@ -190,14 +190,17 @@ def _contract_jacobian(
     blocks = site.target.derivative(JACOBIAN, inputs, *paths)
 
     # (J v)_o = Σ_i J_oi v_i and (Jᵀ u)_i = Σ_o u_o J_oi, without conjugation: a block has the shape of the
-    # output, then that of the input.
+    # output, then that of the input. In the pairing Re(Σ u z) a real input has the cotangent Re(Jᵀ u), also
+    # where an output is complex.
     def term(path: str, other: str, along: Any) -> Any:
         if is_jvp:
             return jnp.tensordot(blocks[path][other], along, along.ndim)
         return jnp.tensordot(along, blocks[other][path], along.ndim)
 
     pairs = list(zip(given, vectors[0], strict=True))
-    return {path: sum(term(path, other, along) for other, along in pairs) for path in wanted}
+    products = {path: sum(term(path, other, along) for other, along in pairs) for path in wanted}
+    is_real = {p.path: p.type.dtype.kind != "c" for p in request.result.ports(site)}
+    return {path: jnp.real(each) if is_real[path] else each for path, each in products.items()}
 
 
 def _transpose(site: Site, request: Request, inputs: Any, vectors: Slots) -> Mapping[str, Any]:
