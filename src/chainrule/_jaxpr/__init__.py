@@ -34,6 +34,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 from chainrule._jaxpr._derivative_pattern import derivative_pattern
 from chainrule._jaxpr._evaluate import (
     CALLS,
+    NOT_TRACEABLE,
     as_function,
     bind_equation,
     evaluate,
@@ -91,6 +92,7 @@ __all__ = [
     "CALLS",
     "FENCE",
     "FOLDS",
+    "NOT_TRACEABLE",
     "NO_TRACE",
     "ClosedJaxpr",
     "Dependence",

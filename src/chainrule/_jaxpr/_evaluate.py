@@ -30,6 +30,15 @@ Rule = Callable[[JaxprEqn, list[Any]], Sequence[Any] | None]
 """Given an equation and its operand values, the result values, or `None` to bind it as it is."""
 
 
+NOT_TRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+"""What JAX raises where a program that is traced needs the numbers themselves."""
+
+
 def evaluate(program: ClosedJaxpr, operands: Sequence[Any], rule: Rule | None = None) -> list[Any]:
     """The outputs of a program on operands (arrays or tracers)."""
     jaxpr = program.jaxpr

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._endpoints import JACOBIAN, VJP
-from chainrule._jaxpr import component_scope
+from chainrule._jaxpr import NOT_TRACEABLE, component_scope
 from chainrule._trees import get_at_path, is_arraylike, set_at_path
 from chainrule.bridge._requests import Call, Request, Space
 from chainrule.bridge._routes import Slots, find_route, sides
@@ -41,13 +41,6 @@ from chainrule.bridge._types import (
 )
 from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import to_plain
-
-NOT_TRACEABLE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
 
 
 class NotTraceableError(Exception):

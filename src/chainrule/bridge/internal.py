@@ -2,7 +2,6 @@
 
 Call          a call of a component: `push_forward` and `pull_back` are the calls of its derivatives
 Framework     what the bridge has to know about a framework's arrays
-NOT_TRACEABLE what JAX raises where a program needs the numbers themselves
 Options       what the caller of `apply_component` decides
 VmapMethod    how `vmap` is done
 as_target     what a component says about its inputs and endpoints
@@ -13,14 +12,12 @@ prepare_call  a component and inputs → a call, its operands, and what builds t
 
 from chainrule.bridge._component_target import as_target
 from chainrule.bridge._host import host_call
-from chainrule.bridge._inline import NOT_TRACEABLE
 from chainrule.bridge._inputs import Framework, prepare_call
 from chainrule.bridge._requests import Call
 from chainrule.bridge._target import Options, VmapMethod
 from chainrule.bridge._types import is_inexact
 
 __all__ = [
-    "NOT_TRACEABLE",
     "Call",
     "Framework",
     "Options",

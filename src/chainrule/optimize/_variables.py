@@ -17,9 +17,9 @@ import numpy as np
 
 from chainrule._describe import describe_value
 from chainrule._errors import InputError
+from chainrule._jaxpr import NOT_TRACEABLE
 from chainrule._paths import Key, Segment, join_path
 from chainrule._trees import get_at_path, set_at_path
-from chainrule.bridge.internal import NOT_TRACEABLE
 from chainrule.runtime import Bounds
 from chainrule.runtime.internal import Document, Layout, Leaf, complete_inputs
 
