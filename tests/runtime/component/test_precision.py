@@ -338,6 +338,25 @@ def test_jax_imported_by_the_first_call(tmp_path):
     assert run.stdout.split() == ["True", "True"], run.stderr
 
 
+def test_jax_imported_by_a_first_call_that_overwrites_its_inputs(tmp_path):
+    """The call is repeated in 64 bits, with the inputs as they were, also where the caller gave them away."""
+    file = tmp_path / "late.py"
+    file.write_text(
+        "from chainrule.runtime import Array, Float64, component\n\n@component\n"
+        "def twice(x: Array[(2,), Float64]) -> Array[(2,), Float64]:\n"
+        "    import jax.numpy as jnp\n    x *= 2\n    return jnp.asarray(x)\n"
+    )
+    program = (
+        "import numpy as np\nfrom chainrule.runtime import load_component\n"
+        f"payload = {{'inputs': {{'x': np.ones(2)}}}}\ntwice = load_component({str(file)!r})\n"
+        "print(*twice.call('apply', payload, copy_inputs=False)['result'])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert run.stdout.split() == ["2.0", "2.0"], run.stderr
+
+
 def test_tables_whose_keys_cannot_be_compared(tmp_path):
     path = tmp_path / "table.py"
     path.write_text(

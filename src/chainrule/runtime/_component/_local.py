@@ -542,7 +542,8 @@ def double_precision() -> AbstractContextManager[Any]:
 def _in_double_precision(handler: Handler) -> Handler:
     def handle(payload: Payload, context: Context) -> Any:
         if "jax" not in sys.modules:
-            result = handler(payload, context)
+            # Copies of the inputs, which the author may overwrite: they may be needed a second time.
+            result = handler(payload, {**context, "given": False})
             if not is_narrow():
                 return result
             # The author's function has just imported JAX, and what it computed then has 32 bits: once more.
