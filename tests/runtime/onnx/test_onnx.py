@@ -201,6 +201,81 @@ def test_distances_have_a_derivative_where_points_meet(tmp_path):
     assert not slope[0, 0].any()
 
 
+def _scan(scale, **attributes):
+    """s ← s w + x over the rows of x, with the parts s and s² of every row; w is outside of the body."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Mul", ["s", "w"], ["sw"]),
+            helper.make_node(scale, ["sw", "x"], ["next"]),
+            helper.make_node("Mul", ["next", "next"], ["square"]),
+        ],
+        "body",
+        [helper.make_tensor_value_info(name, F32, [3]) for name in ("s", "x")],
+        [helper.make_tensor_value_info(name, F32, [3]) for name in ("next", "square")],
+    )
+    node = helper.make_node(
+        "Scan", ["s0", "x"], ["last", "squares"], num_scan_inputs=1, body=body, **attributes
+    )
+    outputs = {"last": (F32, [3]), "squares": (F32, ["n", 3])}
+    constants = {"s0": np.float32([1, 0, 2]), "w": np.float32([2, 3, 0.5])}
+    return [node], {"x": (F32, ["n", 3])}, outputs, constants
+
+
+def test_scans_have_derivatives(tmp_path):
+    model = from_onnx(save(tmp_path, *_scan("Add")))
+    x = GENERATOR.standard_normal((4, 3)).astype(np.float32)
+
+    def by_hand(x):
+        states = [jnp.array([1.0, 0.0, 2.0])]
+        for row in x:
+            states.append(states[-1] * jnp.array([2.0, 3.0, 0.5]) + row)
+        return {"last": states[-1], "squares": jnp.stack(states[1:]) ** 2}
+
+    found, expected = model.apply({"x": x}), by_hand(x)
+    blocks = model.jacobian({"x": x}, ["x"], ["last", "squares"])
+    slopes = jax.jacobian(by_hand)(jnp.asarray(x))
+    for name in ("last", "squares"):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+        np.testing.assert_allclose(blocks[name]["x"], slopes[name], rtol=1e-4, atol=1e-5)
+
+
+def _scan_of_integers():
+    places = [helper.make_tensor_value_info(name, I64, [3]) for name in ("s", "row", "next")]
+    body = helper.make_graph(
+        [helper.make_node("BitwiseAnd", ["s", "row"], ["next"])], "body", places[:2], places[2:]
+    )
+    node = helper.make_node("Scan", ["s0", "k"], ["last"], num_scan_inputs=1, body=body)
+    double = helper.make_node("Add", ["x", "x"], ["y"])
+    inputs = {"x": (F32, [2]), "k": (I64, ["n", 3])}
+    outputs = {"last": (I64, [3]), "y": (F32, [2])}
+    return [node, double], inputs, outputs, {"s0": np.int64([1, 2, 3])}
+
+
+def test_scans_that_are_not_supported(tmp_path):
+    with pytest.warns(RuntimeWarning, match="operators that have none here: BitwiseAnd-18"):
+        from_onnx(save(tmp_path, *_scan_of_integers()))
+    with pytest.warns(RuntimeWarning, match="scan_input_directions"):
+        from_onnx(save(tmp_path, *_scan("Add", scan_input_directions=[1])))
+
+
+def test_a_gaussian_process_as_it_is_exported_by_default(tmp_path):
+    pytest.importorskip("skl2onnx")
+    from skl2onnx import to_onnx
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+    x = np.linspace(-2, 2, 24).reshape(12, 2)
+    process = GaussianProcessRegressor(ConstantKernel(2.0) * RBF(0.7), optimizer=None, alpha=1e-4)
+    process.fit(x, np.sin(x[:, 0]) + x[:, 1] ** 2)
+    path = tmp_path / "process.onnx"
+    path.write_bytes(to_onnx(process, x[:1]).SerializeToString())
+    model = from_onnx(path)
+    at, step = np.array([[0.3, -0.4]]), 1e-5
+    slope = model.jacobian({"X": at}, ["X"], ["GPmean"])["GPmean"]["X"].ravel()
+    ends = [process.predict(at + sign * step * np.eye(2)) for sign in (1, -1)]
+    np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-5)
+
+
 def test_shapes_that_the_graph_computes(tmp_path):
     """Shape → Gather → Concat → Reshape, as exporters write it."""
     nodes = [

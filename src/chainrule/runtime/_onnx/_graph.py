@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from onnx import AttributeProto, ModelProto, NodeProto, numpy_helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, numpy_helper
 from onnx.helper import get_attribute_value
 
 from chainrule.runtime._onnx._learners import LEARNERS
@@ -29,16 +29,32 @@ class Node:
         np: NumPy for constants, else `jax.numpy`.
         opset: the version of the operators.
         outputs: how many results are used.
+        body: the graph inside of the node, as a function of its inputs; only operators such as Scan have one.
     """
 
-    def __init__(self, proto: NodeProto, opset: int) -> None:
+    def __init__(self, proto: NodeProto, versions: Mapping[str, int]) -> None:
         self.operator = _operator(proto)
         self.inputs = list(proto.input)
         self.results = list(proto.output)
         self.outputs = len(self.results)
-        self.opset = opset
+        self.opset = _opset(versions)
         self.np: Any = jnp
-        self._attributes = {a.name: _attribute(a) for a in proto.attribute}
+        self.body: Callable[..., list[Any]] | None = None
+        self._attributes = {a.name: _attribute(a, versions) for a in proto.attribute}
+
+    def at(self, values: Mapping[str, Any]) -> Node:
+        """The node for one evaluation, among the values that are known by then."""
+        node = copy.copy(self)  # other threads may evaluate as well
+        given = [values[name] for name in self.inputs]
+        is_constant = all(isinstance(v, (np.ndarray, np.generic)) for v in given if v is not None)
+        node.np = np if is_constant else jnp
+        body = self._attributes.get("body")
+        if body is not None:
+            # Its nodes see the values outside of it.
+            node.body = lambda *inputs: body.outputs(
+                dict(zip(body.inputs, inputs, strict=True)), values
+            )
+        return node
 
     _REQUIRED = object()
 
@@ -59,8 +75,10 @@ class Node:
         return np.asarray(value)
 
 
-def _attribute(attribute: AttributeProto) -> Any:
+def _attribute(attribute: AttributeProto, versions: Mapping[str, int]) -> Any:
     value = get_attribute_value(attribute)
+    if attribute.type == AttributeProto.GRAPH:
+        return Graph(value, versions)
     return numpy_helper.to_array(value) if attribute.type == AttributeProto.TENSOR else value
 
 
@@ -69,27 +87,33 @@ def _operator(proto: NodeProto) -> str:
     return proto.op_type if proto.domain in ("", "ai.onnx") else f"{proto.domain}:{proto.op_type}"
 
 
+def _opset(versions: Mapping[str, int]) -> int:
+    return versions.get("", versions.get("ai.onnx", 0))
+
+
 class Graph:
-    """The graph of a model.
+    """The graph of a model, or of a node such as Scan.
+
+    Args:
+        proto: the graph.
+        versions: of the sets of operators.
 
     Attributes:
+        inputs: their names, constants included.
         unknown: operators that have no entry in the table, with the version of their set.
     """
 
-    def __init__(self, model: ModelProto) -> None:
-        versions = {each.domain: each.version for each in model.opset_import}
-        self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-        self._outputs = [output.name for output in model.graph.output]
-        protos = list(model.graph.node)
-        self.unknown = sorted(
-            {
-                f"{_operator(n)}-{versions.get(n.domain, 0)}"
-                for n in protos
-                if _operator(n) not in OPERATORS
-            }
-        )
-        opset = versions.get("", versions.get("ai.onnx", 0))
-        self._nodes = [] if self.unknown else [Node(proto, opset) for proto in protos]
+    def __init__(self, proto: GraphProto, versions: Mapping[str, int]) -> None:
+        self.inputs = [each.name for each in proto.input]
+        self._constants = {t.name: numpy_helper.to_array(t) for t in proto.initializer}
+        self._outputs = [output.name for output in proto.output]
+        self.unknown = sorted(_unknown(proto, versions))
+        self._nodes = [] if self.unknown else [Node(each, versions) for each in proto.node]
+
+    @classmethod
+    def of_model(cls, model: ModelProto) -> Graph:
+        """The graph of a model."""
+        return cls(model.graph, {each.domain: each.version for each in model.opset_import})
 
     def __call__(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Outputs by name.
@@ -97,22 +121,34 @@ class Graph:
         Raises:
             NotImplementedError: an operator is used in a way that is not supported.
         """
-        values: dict[str, Any] = {"": None, **self._constants}
-        values |= {name: jnp.asarray(value) for name, value in inputs.items()}
+        found = self.outputs({name: jnp.asarray(value) for name, value in inputs.items()}, {})
+        return dict(zip(self._outputs, map(jnp.asarray, found), strict=True))
+
+    def outputs(self, inputs: Mapping[str, Any], outside: Mapping[str, Any]) -> list[Any]:
+        """Outputs in their order, in a graph that has other values around it."""
+        values: dict[str, Any] = {"": None, **outside, **self._constants, **inputs}
         for each in self._nodes:
-            node = copy.copy(each)  # other threads may evaluate as well
-            given = [values[name] for name in node.inputs]
-            is_constant = all(
-                isinstance(v, (np.ndarray, np.generic)) for v in given if v is not None
-            )
-            node.np = np if is_constant else jnp
+            node = each.at(values)
             try:
-                found = OPERATORS[node.operator](node, *given)
+                found = OPERATORS[node.operator](node, *(values[name] for name in node.inputs))
             except (NotImplementedError, TypeError) as error:
                 raise NotImplementedError(f"{node.operator}: {error}") from error
             results = found if isinstance(found, (list, tuple)) else [found]
             values |= dict(zip(node.results, results, strict=False))
-        return {name: jnp.asarray(values[name]) for name in self._outputs}
+        return [values[name] for name in self._outputs]
+
+
+def _unknown(proto: GraphProto, versions: Mapping[str, int]) -> set[str]:
+    """The operators without an entry, those of graphs inside of known ones included."""
+    found = set()
+    for node in proto.node:
+        if _operator(node) not in OPERATORS:
+            found.add(f"{_operator(node)}-{versions.get(node.domain, 0)}")
+            continue
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                found |= _unknown(attribute.g, versions)
+    return found
 
 
 Operator = Callable[..., Any]
@@ -370,6 +406,26 @@ def _cumulated(node: Any, x: Any, axis: Any) -> Any:
     return jnp.flip(total, axis) if node.get("reverse", 0) else total
 
 
+def _scan(node: Any, *inputs: Any) -> Any:
+    """States that a body moves on, over the rows of arrays; what else it returns is stacked."""
+    count = node.get("num_scan_inputs")
+    states, rows = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
+    for name in ("input_axes", "output_axes", "input_directions", "output_directions"):
+        if any(node.get(f"scan_{name}", ())):
+            raise NotImplementedError(f"scan_{name}")
+    if node.opset < 9:
+        raise NotImplementedError("batches, as before opset 9")
+
+    def step(states: Any, row: Any) -> Any:
+        found = [jnp.asarray(each) for each in node.body(*states, *row)]
+        return tuple(found[: len(states)]), tuple(found[len(states) :])
+
+    last, stacked = jax.lax.scan(
+        step, tuple(map(jnp.asarray, states)), tuple(map(jnp.asarray, rows))
+    )
+    return [*last, *stacked]
+
+
 OPERATORS: dict[str, Operator] = {
     # elementwise
     **{op: _elementwise(name) for op, name in {
@@ -448,6 +504,7 @@ OPERATORS: dict[str, Operator] = {
     "Conv": _conv,
     "GlobalAveragePool": _global("mean"),
     "GlobalMaxPool": _global("max"),
+    "Scan": _scan,
     "LayerNormalization": _layer_normalization,
     "MaxPool": _max_pool,
     **LEARNERS,

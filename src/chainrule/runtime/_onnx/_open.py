@@ -156,7 +156,7 @@ def _in_jax(path: Path, session: Any, inputs: _Side, outputs: _Side) -> Any:
 
     from chainrule.runtime._onnx._graph import Graph
 
-    graph = Graph(onnx.load(str(path)))
+    graph = Graph.of_model(onnx.load(str(path)))
     if graph.unknown:
         _warn(path, f"it uses operators that have none here: {', '.join(graph.unknown)}")
         return None
