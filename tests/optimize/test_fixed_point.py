@@ -181,6 +181,17 @@ def test_no_convergence_in_a_compiled_program_has_its_code():
     assert caught.value.code == "not_converged"
 
 
+def test_a_state_in_two_precisions_is_as_precise_as_the_less_precise_part():
+    def f(x):
+        return {
+            "a": jnp.cos(x["b"]).astype(jnp.float32),
+            "b": jnp.cos(x["a"]).astype(jnp.float64),
+        }
+
+    found = fixed_point(f, {"a": np.float32(0.5), "b": np.float64(1.0)})
+    np.testing.assert_allclose([found.x["a"], found.x["b"]], 0.7390851, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("f", "x0", "options", "message"),
     [
@@ -191,6 +202,8 @@ def test_no_convergence_in_a_compiled_program_has_its_code():
         (lambda x: x, 1.0, {"method": "magic"}, "'newton' or 'iterate'"),
         (lambda x: x, 1.0, {"max_steps": 0}, "max_steps to be 1 or more"),
         (lambda x: x, 1.0, {"damping": 0.0}, "damping"),
+        (lambda x: x, 1.0, {"tolerance": np.nan}, "tolerance to be a positive number"),
+        (lambda x: x, 1.0, {"tolerance": -1.0}, "tolerance to be a positive number"),
     ],
 )
 def test_bad_input_is_named(f, x0, options, message):

@@ -424,10 +424,25 @@ def test_a_strangers_faults(stranger):
     assert caught.value.code == "timeout"
 
 
+def test_differences_of_a_model_that_has_values_only(stranger):
+    plain = Component.from_umbridge(stranger[0], "plain", derivatives="finite")
+    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64(True):
+        slope = jax.grad(lambda x: apply_component(plain, {"input_0": x})["output_0"].sum() ** 2)
+        np.testing.assert_allclose(slope(jnp.array([1.5])), [5.0], rtol=1e-6)  # (x + 1)²
+    found = plain.jacobian({"input_0": [1.5]}, ["input_0"], ["output_0"])
+    np.testing.assert_allclose(found["output_0"]["input_0"], [[1.0]], rtol=1e-6)
+
+
 def test_what_a_stranger_does_not_have(stranger, url):
     plain = Component.from_umbridge(stranger[0], "plain")
     assert plain.apply({"input_0": [1.0]})["output_0"].tolist() == [2.0]
     assert plain.capabilities["vector_jacobian_product"].status == "absent"
+    with pytest.raises(CapabilityError, match="vector_jacobian_product"):
+        plain.vector_jacobian_product(
+            {"input_0": [1.0]}, ["input_0"], ["output_0"], {"output_0": [1.0]}
+        )
+    with pytest.raises(InputError, match="'server' or 'finite'"):
+        Component.from_umbridge(stranger[0], "plain", derivatives="jax")
     with pytest.raises(CapabilityError, match="there are square, plain"):
         Component.from_umbridge(stranger[0])
     with pytest.raises(TransportError) as caught:

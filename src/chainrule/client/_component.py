@@ -221,6 +221,7 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         name: str | None = None,
         *,
         config: Mapping[str, Any] | None = None,
+        derivatives: Literal["server", "finite"] = "server",
         timeout: float | None = None,
         verify: Verify = True,
         max_answer_bytes: int = 1 << 30,
@@ -234,6 +235,7 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             url: of the server.
             name: of the model; needed when the server has several.
             config: for which sizes are asked, and the default of the input `config`.
+            derivatives: those that the model offers, or finite differences of its values.
             timeout: seconds that a request may take; `None` waits forever.
             verify: as in `from_url`.
             max_answer_bytes: of one answer; a longer one is refused.
@@ -249,6 +251,7 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             url,
             name,
             config=config,
+            derivatives=derivatives,
             timeout=timeout,
             verify=verify,
             max_answer_bytes=max_answer_bytes,

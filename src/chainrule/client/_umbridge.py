@@ -2,7 +2,7 @@
 
 The model is asked once for its sizes and for the derivatives that it offers. Its vectors are the inputs and
 outputs `input_0`, `input_1`, …, or have the names of leaves where a server of ours tells them. Derivatives
-that it does not offer are derived from the others, as for any component.
+that it does not offer are derived from the others, as for any component, or are finite differences.
 
 UM-Bridge has one (output, input) pair per request: a product over several of them is a sum of requests. Its
 own server writes not-a-numbers as Python does (`nan`), which is not JSON; they are understood here.
@@ -13,10 +13,11 @@ A server may be broken, or hostile: what it answers is bounded, parsed or not, a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import orjson
@@ -35,6 +36,11 @@ from chainrule._visible import visible
 from chainrule.client._connections import ConnectionPool, Deadline, Request, Verify, parse_url
 from chainrule.client._transport import Ticket, check_count, check_seconds
 from chainrule.runtime import Array, Differentiable, LocalComponent, load_component
+from chainrule.runtime.derivatives import (
+    finite_difference_jacobian,
+    finite_difference_jvp,
+    finite_difference_vjp,
+)
 
 _BARE = re.compile(rb"(?<![\"\w])(-?)(nan|inf)\b")
 _WORDS = {b"nan": b"NaN", b"inf": b"Infinity"}
@@ -154,15 +160,12 @@ class Vectors:
             names = [f"{side}_{k}" for k in range(len(sizes))]
         return cls(tuple(names), tuple(sizes))
 
-    def schema(self, name: str, *, differentiable: bool, **more: Any) -> type[BaseModel]:
+    def schema(self, name: str, **more: Any) -> type[BaseModel]:
         """A model with one array per vector."""
         fields: dict[str, Any] = {}
         for field, size in zip(self.names, self.sizes, strict=True):
             kind = Array.__class_getitem__(((size,), "float64"))
-            fields[field] = (
-                Differentiable.__class_getitem__(kind) if differentiable else kind,
-                ...,
-            )
+            fields[field] = (Differentiable.__class_getitem__(kind), ...)
         return create_model(name, **fields, **more)
 
 
@@ -256,6 +259,11 @@ _ENDPOINTS = {
     "ApplyJacobian": "jacobian_vector_product",
     "ApplyHessian": "hessian_vector_product",
 }
+_DIFFERENCES: Mapping[str, Callable[..., Any]] = {
+    "jacobian": finite_difference_jacobian,
+    "jacobian_vector_product": finite_difference_jvp,
+    "vector_jacobian_product": finite_difference_vjp,
+}
 
 
 def component_of_model(
@@ -263,11 +271,16 @@ def component_of_model(
     name: str | None,
     *,
     config: Mapping[str, Any] | None,
+    derivatives: Literal["server", "finite"],
     timeout: float | None,
     verify: Verify,
     max_answer_bytes: int,
 ) -> LocalComponent:
     """The component of a model; arguments as in `Component.from_umbridge`."""
+    if derivatives not in ("server", "finite"):
+        raise InputError(
+            f"Expected derivatives='server' or 'finite'; found {derivatives!r}.", code="bad_option"
+        )
     server = UmbridgeServer(url, timeout=timeout, verify=verify, max_answer_bytes=max_answer_bytes)
     models: Any = server.ask("Info").get("models")
     is_list = isinstance(models, list) and all(isinstance(model, str) for model in models)
@@ -278,15 +291,18 @@ def component_of_model(
     asked = {"name": name, "config": dict(config or {})}
     inputs, outputs = (Vectors.read(server, side, asked) for side in ("input", "output"))
     model = _Model(server, name, inputs, outputs)
-    offered = {e: getattr(model, e) for route, e in _ENDPOINTS.items() if support.get(route)}
+    if derivatives == "finite":
+        endpoints = {name: partial(made, model.apply) for name, made in _DIFFERENCES.items()}
+    else:
+        endpoints = {e: getattr(model, e) for route, e in _ENDPOINTS.items() if support.get(route)}
     module = ModuleType(re.sub(r"\W", "_", name) or "model")
     module.__doc__ = f"The UM-Bridge model {name} at {server.place}."
     settings = (dict[str, Any], Field(asked["config"], description="handed to the model as it is"))
     vars(module).update(
-        InputSchema=inputs.schema("InputSchema", differentiable=bool(offered), config=settings),
-        OutputSchema=outputs.schema("OutputSchema", differentiable=bool(offered)),
+        InputSchema=inputs.schema("InputSchema", config=settings),
+        OutputSchema=outputs.schema("OutputSchema"),
         apply=model.apply,
-        **offered,
+        **endpoints,
     )
     return load_component(module)
 

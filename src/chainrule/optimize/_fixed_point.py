@@ -65,8 +65,8 @@ def fixed_point(
         *parameters: what else the components depend on, as nested data.
         method: `"newton"` uses the derivatives of the components; `"iterate"` repeats `f`, which converges
             where the components depend on each other weakly.
-        tolerance: of the residual, relative to one plus the largest element of the state; 1e-10 in double
-            precision and 1e-5 in single by default.
+        tolerance: of the residual, relative to one plus the largest element of the state; 1e-10 where the
+            whole state is in double precision and 1e-5 otherwise by default.
         max_steps: of the method.
         damping: of `"iterate"`: the part of a step that is taken, between 0 and 1.
 
@@ -86,11 +86,13 @@ def fixed_point(
         >>> print(round(float(solve(1.0)), 4), round(float(jax.grad(solve)(1.0)), 4))
         0.7391 -0.2974
     """
-    _check_options(method, max_steps, damping)
+    _check_options(method, tolerance, max_steps, damping)
     start = jax.tree.map(jnp.asarray, x0)
     _check_form(start, jax.eval_shape(partial(call_traced, f), start, *parameters))
     flat, unravel = ravel_pytree(start)
-    tolerance = tolerance or (1e-10 if flat.dtype == jnp.float64 else 1e-5)
+    if tolerance is None:
+        is_double = all(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(start))
+        tolerance = 1e-10 if is_double else 1e-5
 
     def difference(x: Any) -> Any:
         return ravel_pytree(f(unravel(x), *parameters))[0].astype(x.dtype) - x
@@ -211,9 +213,10 @@ def _require_converged(x: Any, residual: Any, steps: Any, method: str, limit: fl
     return jnp.where(checked(residual, steps) <= limit, x, jnp.nan)
 
 
-def _check_options(method: str, max_steps: int, damping: float) -> None:
+def _check_options(method: str, tolerance: float | None, max_steps: int, damping: float) -> None:
     for name, value, fits, expected in (
         ("method", method, method in ("newton", "iterate"), "'newton' or 'iterate'"),
+        ("tolerance", tolerance, tolerance is None or tolerance > 0, "a positive number"),
         ("max_steps", max_steps, isinstance(max_steps, int) and max_steps >= 1, "1 or more"),
         ("damping", damping, 0 < damping <= 1, "above 0 and at most 1"),
     ):
