@@ -12,7 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from examples.restart import spring
 
 from chainrule.deploy.slurm import SlurmJob, batch_script
 from waiting import wait_until
@@ -36,7 +38,7 @@ json.dump({"found": found, "mode": mode}, open(sys.argv[1], "w"))
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 SlurmUser=root
 SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
@@ -141,12 +143,72 @@ def end_of(job):
     facts = {}
 
     def has_ended():
-        shown = tool("scontrol", "show", "job", job).stdout.split()
-        facts.update(word.partition("=")[::2] for word in shown)
+        facts.update(facts_of(job))
         return facts["JobState"] not in ("PENDING", "RUNNING", "COMPLETING")
 
     wait_until(has_ended, f"the end of job {job}")
     return facts["JobState"], facts["ExitCode"]
+
+
+def facts_of(job):
+    words = tool("scontrol", "show", "job", job).stdout.split()
+    return dict(word.partition("=")[::2] for word in words)
+
+
+def test_the_restart_example_is_queued_again_and_repeats_no_evaluation(
+    slurm, tmp_path, monkeypatch
+):
+    """Ended as before its time limit, and requeued as after a lost node."""
+    source = Path(spring.__file__).read_text()
+    slow = source.replace("    if ", "    import time; time.sleep(0.5)\n    if ", 1)
+    assert slow != source
+    (tmp_path / "spring.py").write_text(slow)
+    for name in ("optimise.py", "optimise.slurm"):
+        shutil.copy(Path(spring.__file__).with_name(name), tmp_path)
+    trace, log = tmp_path / "trace", tmp_path / "log"
+    words = ["serve", str(tmp_path / "spring.py"), "--port", "0", "--jobs-folder", "jobs", "--json"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "chainrule", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "EVALUATIONS": str(trace)},
+    )
+    try:
+        url = json.loads(server.stdout.readline())["url"]
+        for name, value in {
+            "COMPONENT_URL": url,
+            "HOME": str(tmp_path),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }.items():
+            monkeypatch.setenv(name, value)
+        job = tool(
+            "sbatch",
+            "--parsable",
+            f"--chdir={tmp_path}",
+            "--output=log",
+            tmp_path / "optimise.slurm",
+        ).stdout.strip()
+
+        def evaluations():
+            return trace.read_text().splitlines() if trace.exists() else []
+
+        for restarts, command in enumerate(
+            (["scancel", "--batch", "--signal=TERM"], ["scontrol", "requeue"]), 1
+        ):
+            seen = len(evaluations())
+            wait_until(lambda seen=seen: len(evaluations()) >= seen + 2, "two evaluations")
+            tool(*command, job)
+            wait_until(lambda n=restarts: facts_of(job)["Restarts"] == str(n), "a restart")
+            assert '"cost"' not in log.read_text(), "it was not over"
+        assert end_of(job) == ("COMPLETED", "0:0"), log.read_text()
+        found = json.loads(log.read_text().splitlines()[-1])
+        np.testing.assert_allclose(found["x"], spring.LOADS, rtol=1e-4)
+        assert len(set(evaluations())) == len(evaluations())
+        assert (tmp_path / f"optimise-{job}.json").exists()
+    finally:
+        server.terminate()
+        server.communicate()
 
 
 def test_jobs_serve_and_end(slurm, tmp_path):
