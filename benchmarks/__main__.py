@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("only", nargs="*", help="run just these, e.g. frames; nothing is written")
     parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the sections of just these to docs/benchmarks.md",
+    )
+    parser.add_argument(
         "--strict", action="store_true", help="exit 1 when a bar is not met or a file fails"
     )
     options = parser.parse_args()
@@ -71,9 +76,10 @@ def main() -> int:
         if module.name.startswith("bench_")
     ]
     progress = Progress(missing=options.only or names)
+    write = _write if not options.only else _write_sections if options.write else None
     try:
         with _terminated_like_interrupted():
-            _measure(progress, writes=not options.only)
+            _measure(progress, write)
     except KeyboardInterrupt:
         print(f"\nstopped; not measured: {', '.join(progress.missing)}", file=sys.stderr)
         return 130
@@ -83,7 +89,7 @@ def main() -> int:
     return int(options.strict and not is_met)
 
 
-def _measure(progress: Progress, *, writes: bool) -> None:
+def _measure(progress: Progress, write: Callable[[Progress], object] | None) -> None:
     """Run what is missing. The pages are written after every file: whatever happens next, it is kept."""
     for name in list(progress.missing):
         print(f"… {name}", file=sys.stderr, end="", flush=True)
@@ -95,8 +101,8 @@ def _measure(progress: Progress, *, writes: bool) -> None:
             continue
         progress.tables[name], progress.seconds[name] = table, seconds
         progress.missing.remove(name)
-        if writes:
-            _write(progress)
+        if write is not None:
+            write(progress)
 
 
 @contextlib.contextmanager
@@ -142,6 +148,24 @@ def _write(progress: Progress) -> None:
     if "orders" in progress.tables:
         _fill(EXPLANATION, "orders", bench_orders.table(progress.tables["orders"]))
     _fill(TRANSPORTS, "transports", _transports.table(PAGE.read_text()))
+
+
+def _write_sections(progress: Progress) -> None:
+    """The sections of what was measured, each with its day; the others stay as they are."""
+    page = PAGE.read_text()
+    for name, rows in progress.tables.items():
+        day, load = datetime.date.today().isoformat(), os.getloadavg()[1]
+        took = f"Measured alone on {day} (load {load:.1f}), in {progress.seconds[name]:.0f} s."
+        section = f"\n## {name}\n\n{took}\n\n{markdown(rows)}"
+        before, heading, after = page.partition(f"\n## {name}\n")
+        if not heading:  # a new one: before what is written by hand
+            before, _, after = page.partition("\n## On a GPU\n")
+            after = f"\n## On a GPU\n{after}"
+        else:
+            _, next_heading, after = after.partition("\n## ")
+            after = next_heading + after
+        page = before + section + after
+    PAGE.write_text(page)
 
 
 def _page(progress: Progress) -> str:

@@ -127,6 +127,21 @@ def test_some_write_nothing(run):
     assert bench.PAGE.read_text() == before
 
 
+def test_some_write_their_own_sections(run):
+    """One that is there already and one that is new; what is written by hand stays last."""
+    before = bench.PAGE.read_text()
+    run({"http": [MET], "growth": [MISSED]}, "http", "growth", "--write")
+    text = bench.PAGE.read_text()
+    sections = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL))
+    for name, claim in (("http", MET.claim), ("growth", MISSED.claim)):
+        assert sections[name].startswith("Measured alone on ")
+        assert sections[name].count(f"| {claim} |") == 1
+    assert text.index("\n## growth\n") < text.index("\n## On a GPU\n")
+    others = re.findall(r"^## .*$", before, re.MULTILINE)
+    assert [h for h in re.findall(r"^## .*$", text, re.MULTILINE) if h in others] == others
+    assert text.partition("\n## import\n")[2].partition("\n## ")[0] in before
+
+
 def test_every_file_is_run():
     files = sorted(bench.PAGE.parents[1].glob("benchmarks/bench_*.py"))
     assert len(files) > 10
