@@ -117,8 +117,8 @@ def test_a_job_from_its_queue_to_its_result(store, size):
     ended = store.get(added.id)
     assert ended.submitted_at <= ended.started_at <= ended.finished_at
     assert store.result(ended) == result
-    assert store.newest(None, 10) == store.newest("succeeded", 10) == [ended]
-    assert store.newest("queued", 10) == []
+    assert store.newest(10) == store.newest(10, state="succeeded") == [ended]
+    assert store.newest(10, state="queued") == []
 
 
 def test_jobs_of_a_component_run_in_their_order(store):
@@ -126,7 +126,7 @@ def test_jobs_of_a_component_run_in_their_order(store):
     queues = store.queues()
     assert {name: queue.waiting for name, queue in queues.items()} == {"a": 3, "b": 3}
     assert all(0 <= queue.oldest_s < 3600 for queue in queues.values())
-    places = {job.id: job.queue_position for job in store.newest(None, 10)}
+    places = {job.id: job.queue_position for job in store.newest(10)}
     assert [places[i] for i in ids] == [0, 0, 1, 2, 1, 2]
     assert [store.get(i).queue_position for i in ids] == [0, 0, 1, 2, 1, 2]
     first = store.take("a")
@@ -137,6 +137,20 @@ def test_jobs_of_a_component_run_in_their_order(store):
     assert store.take("a") is None
     assert [store.take("b").id for _ in range(3)] == [ids[1], ids[4], ids[5]]
     assert store.queues() == {}
+
+
+def test_the_list_by_component_and_state(store):
+    ids = [add(store, component=c).id for c in "abab"]
+    store.start(store.take("a"))
+
+    def listed(**wanted):
+        return [ids.index(job.id) for job in store.newest(10, **wanted)]
+
+    assert listed(component="a") == [2, 0]
+    assert listed(component="b", state="queued") == [3, 1]
+    assert listed(component="a", state="running") == [0]
+    assert listed(component="c") == listed(component="\0") == []
+    assert len(store.newest(1, component="b")) == 1
 
 
 def test_a_key_belongs_to_one_job(store):
@@ -169,7 +183,7 @@ def test_counts_are_those_of_a_scan(store):
     store.sweep()
     expected = {"queued": 2, "running": 1, "succeeded": 1, "failed": 1, "cancelled": 1}
     assert store.counts() == expected
-    assert {s: len(store.newest(s, 100)) for s in expected} == expected
+    assert {s: len(store.newest(100, state=s)) for s in expected} == expected
 
 
 def test_a_job_that_is_cancelled_while_another_thread_holds_it(store):
@@ -322,7 +336,8 @@ def test_no_statement_of_a_folder_reads_all_jobs(tmp_path):
     end(store, store.start(store.take("c")))
     store.counts()
     store.queues()
-    store.newest(None, 5), store.newest("failed", 5), store.get(job.id)
+    store.newest(5), store.newest(5, state="failed"), store.get(job.id)
+    store.newest(5, component="c"), store.newest(5, component="c", state="failed")
     store.sweep()
     store._database.set_trace_callback(None)
     asked = [s for s in statements if not s.startswith(("--", "EXPLAIN"))]
@@ -348,7 +363,8 @@ def test_jobs_of_earlier_versions(tmp_path, version):
         for trigger in ("job_added", "job_moved", "result_kept", "job_removed"):
             database.execute(f"DROP TRIGGER {trigger}")
         database.execute("DROP TABLE tally")
-        for index in ("jobs_by_end", "jobs_by_result"):
+        later = ("jobs_by_component", "jobs_by_component_and_state")
+        for index in ("jobs_by_end", "jobs_by_result", *later):
             database.execute(f"DROP INDEX {index}")
         gone = ("is_idempotent", "attempts", *(("result_digest",) if version == 1 else ()))
         for column in gone:
@@ -522,6 +538,9 @@ def test_no_statement_of_a_database_reads_all_jobs(postgres, two_stores):
     for statement in (
         _postgres._TAKE, _postgres._WITHDRAW, _postgres._START, _postgres._EXPIRED,
         "SELECT * FROM chainrule_jobs WHERE state = %(state)s ORDER BY number DESC LIMIT 5",
+        "SELECT * FROM chainrule_jobs WHERE component = 'd' ORDER BY number DESC LIMIT 5",
+        "SELECT * FROM chainrule_jobs WHERE component = %(component)s AND state = %(state)s "
+        "ORDER BY number DESC LIMIT 5",
     ):  # fmt: skip
         plan = postgres.execute("EXPLAIN " + statement % values, store.url)
         assert not any("Seq Scan on chainrule_jobs " in line for (line,) in plan), plan
@@ -599,6 +618,8 @@ def test_a_database_of_the_version_before_is_brought_up_to_date(postgres, two_st
 
     store, _ = two_stores
     postgres.execute("DROP TABLE chainrule_jobs_servers", store.url)
+    for index in ("by_component", "by_component_and_state"):
+        postgres.execute(f"DROP INDEX chainrule_jobs_{index}", store.url)
     postgres.execute("UPDATE chainrule_jobs_format SET version = 1", store.url)
     with closing(
         PostgresJobStore(store.url, objects=None, lease_s=30, retention_s=60, max_bytes=1 << 30)

@@ -198,6 +198,10 @@ def test_the_list(start_server):
     assert [job["id"] for job in failed] == [bad["id"]]
     counts = json.loads(served.get("/status").body)["jobs"]
     assert (counts["succeeded"], counts["failed"], counts["running"]) == (1, 1, 0)
+    (name,) = {job["component"] for job in failed}
+    asked = f"/jobs?state=failed&limit=5&component={name}"
+    assert json.loads(served.get(asked).body)["jobs"] == failed
+    assert json.loads(served.get("/jobs?component=other").body)["jobs"] == []
     for query in ("state=lost", "limit=0", "limit=x", "limit=99999999999"):
         assert served.get(f"/jobs?{query}").status == 422
     for path in ("", "/result", "/events", "/log"):

@@ -22,12 +22,17 @@ def add_list_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--state", choices=_STATES, help="List only jobs in this state (default: all)"
     )
+    parser.add_argument(
+        "--component", metavar="NAME", help="List only jobs of this component (default: all)"
+    )
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="List the newest N jobs")
     parser.set_defaults(handler=_list)
 
 
 def _list(options: Namespace) -> int:
-    jobs = open_server(options).jobs(state=options.state, limit=options.limit)
+    jobs = open_server(options).jobs(
+        state=options.state, component=options.component, limit=options.limit
+    )
     facts = [asdict(job) for job in jobs]
     write_result(options, facts, (lambda: jobs_table(options.url, jobs)) if jobs else "No jobs.\n")
     return 0

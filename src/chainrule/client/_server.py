@@ -142,9 +142,12 @@ class Server(JobServer):
         """Load, queue, latency, workers and jobs at present."""
         return self._json("GET", "/status")
 
-    def jobs(self, *, state: str | None = None, limit: int = 100) -> list[JobInfo]:
-        """The last jobs, newest first."""
-        query = {"limit": limit} | ({} if state is None else {"state": state})
+    def jobs(
+        self, *, state: str | None = None, component: str | None = None, limit: int = 100
+    ) -> list[JobInfo]:
+        """The last jobs, newest first: all, or those of a state or a component."""
+        wanted = {"limit": limit, "state": state, "component": component}
+        query = {name: value for name, value in wanted.items() if value is not None}
         found = self._json("GET", f"/jobs?{urlencode(query)}")
         return [JobInfo.from_json(job) for job in found["jobs"]]
 

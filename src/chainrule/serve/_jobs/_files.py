@@ -43,13 +43,14 @@ from chainrule.serve._jobs._store import (
     Signals,
     checked_body,
     checked_result,
+    chosen,
     digest_of,
     queue_full,
     server_stopped,
     stored,
 )
 
-_VERSION = 3
+_VERSION = 4
 _COUNTED = f"""
 CREATE TABLE tally (name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO tally VALUES {", ".join(f"('{name}', 0)" for name in (*STATES, "bytes"))};
@@ -72,6 +73,10 @@ END;
 CREATE INDEX jobs_by_end ON jobs (finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX jobs_by_result ON jobs (number) WHERE result_bytes IS NOT NULL;
 """
+_LISTED = """
+CREATE INDEX jobs_by_component ON jobs (component);
+CREATE INDEX jobs_by_component_and_state ON jobs (component, state);
+"""
 _SCHEMA = f"""
 CREATE TABLE jobs
     (number INTEGER PRIMARY KEY AUTOINCREMENT, request BLOB, result BLOB, {", ".join(COLUMNS)});
@@ -80,6 +85,7 @@ CREATE INDEX jobs_by_state ON jobs (state);
 CREATE UNIQUE INDEX jobs_by_key ON jobs (component, endpoint, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 {_COUNTED}
+{_LISTED}
 PRAGMA user_version = {_VERSION};
 """
 # From a version to the next one.
@@ -92,6 +98,7 @@ ALTER TABLE jobs ADD COLUMN attempts DEFAULT 0;
 UPDATE tally SET n = (SELECT COUNT(*) FROM jobs WHERE state = name) WHERE name <> 'bytes';
 UPDATE tally SET n = (SELECT ifnull(SUM(result_bytes), 0) FROM jobs) WHERE name = 'bytes';
 """,
+    3: _LISTED,
 }
 # How many results are dropped in one step.
 _BATCH = 500
@@ -301,11 +308,12 @@ class FileJobStore(JobStore):
         """A job with its place in the queue."""
         return replace(record, queue_position=self._queue(record.component).position(number))
 
-    def newest(self, state: str | None, limit: int) -> list[JobRecord]:
-        """The last jobs that were taken on, newest first."""
-        where = "" if state is None else "WHERE state = ?"
-        arguments = () if state is None else (state,)
-        rows = self._rows(f"{where} ORDER BY number DESC LIMIT ?", *arguments, limit)
+    def newest(
+        self, limit: int, *, state: str | None = None, component: str | None = None
+    ) -> list[JobRecord]:
+        """The last jobs that were taken on, newest first: all, or those of a state or a component."""
+        where, arguments = chosen("?", state=state, component=component)
+        rows = self._rows(f"{where} ORDER BY number DESC LIMIT ?", *arguments.values(), limit)
         return [self._placed(*found) for found in rows]
 
     def let_go(self, record: JobRecord) -> None:

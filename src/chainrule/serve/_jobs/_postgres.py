@@ -52,6 +52,7 @@ from chainrule.serve._jobs._store import (
     Signals,
     checked_body,
     checked_result,
+    chosen,
     digest_of,
     queue_full,
     server_stopped,
@@ -102,10 +103,13 @@ _TYPES = {
     "result_bytes": "bigint",
 }
 _NOW = "extract(epoch FROM now())::double precision"
-_SERVERS_SCHEMA = """
+# What the second version adds.
+_SECOND = """
 CREATE TABLE chainrule_jobs_servers (
     component text, owner text, alive_until timestamptz NOT NULL, PRIMARY KEY (component, owner)
 );
+CREATE INDEX chainrule_jobs_by_component ON chainrule_jobs (component, number);
+CREATE INDEX chainrule_jobs_by_component_and_state ON chainrule_jobs (component, state, number);
 """
 _SCHEMA = f"""
 CREATE TABLE chainrule_jobs (
@@ -150,7 +154,7 @@ BEGIN
 END $$;
 CREATE TRIGGER chainrule_jobs_counted AFTER INSERT OR DELETE OR UPDATE OF state, result_bytes
     ON chainrule_jobs FOR EACH ROW EXECUTE FUNCTION chainrule_jobs_count();
-{_SERVERS_SCHEMA}
+{_SECOND}
 CREATE TABLE chainrule_jobs_format (version integer NOT NULL);
 INSERT INTO chainrule_jobs_format VALUES ({_VERSION});
 """
@@ -355,7 +359,7 @@ class PostgresJobStore(JobStore):
                     return
                 (version,) = _row(connection.execute("SELECT version FROM chainrule_jobs_format"))
                 if version == 1:
-                    connection.execute(_SERVERS_SCHEMA)
+                    connection.execute(_SECOND)
                     connection.execute("UPDATE chainrule_jobs_format SET version = 2")
                     version = 2
         except psycopg.OperationalError as error:
@@ -556,16 +560,18 @@ class PostgresJobStore(JobStore):
         found = self._do(lambda connection: _jobs(connection, "id = %s", storable(job_id)))
         return next(iter(found), None)
 
-    def newest(self, state: str | None, limit: int) -> list[JobRecord]:
-        """The last jobs that were taken on, newest first."""
-        where = "" if state is None else "WHERE state = %(state)s"
-        chosen = f"SELECT * FROM chainrule_jobs {where} ORDER BY number DESC LIMIT %(limit)s"
+    def newest(
+        self, limit: int, *, state: str | None = None, component: str | None = None
+    ) -> list[JobRecord]:
+        """The last jobs that were taken on, newest first: all, or those of a state or a component."""
+        where, values = chosen("%({})s", state=state, component=component)
+        last = f"SELECT * FROM chainrule_jobs {where} ORDER BY number DESC LIMIT %(limit)s"
         statement = (
-            f"SELECT place, {_FIELDS} FROM ({chosen}) AS chainrule_jobs "
+            f"SELECT place, {_FIELDS} FROM ({last}) AS chainrule_jobs "
             f"LEFT JOIN {_PLACES} AS places USING (number) ORDER BY number DESC"
         )
-        values = {"state": state, "limit": limit}
-        rows = self._do(lambda connection: connection.execute(statement, values).fetchall())
+        arguments = {**values, "limit": limit}
+        rows = self._do(lambda connection: connection.execute(statement, arguments).fetchall())
         return [_record(row, place) for place, *row in rows]
 
     def counts(self) -> dict[str, int]:

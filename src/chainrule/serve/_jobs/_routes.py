@@ -112,7 +112,7 @@ class JobReplies:
     # The routes
 
     async def get_list(self, request: Request) -> Response:
-        records = await self.jobs.newest(*_filters(request))
+        records = await self.jobs.newest(_limit(request), **_filters(request))
         content = orjson.dumps({"jobs": [record.to_json() for record in records]})
         return Response(content, headers=_NOT_STORED, media_type="application/json")
 
@@ -253,14 +253,18 @@ def _answered(
     return answer
 
 
-def _filters(request: Request) -> tuple[Any, int]:
+def _filters(request: Request) -> dict[str, Any]:
     state = request.query_params.get("state")
     if state is not None and state not in STATES:
         raise InputError(f"A state is one of {', '.join(STATES)}.", code="bad_query")
+    return {"state": state, "component": request.query_params.get("component")}
+
+
+def _limit(request: Request) -> int:
     text = request.query_params.get("limit", "100")
     if not (text.isascii() and text.isdigit()) or not 0 < int(text[:9]) <= _MAX_LISTED:
         raise InputError(f"A limit is a number from 1 to {_MAX_LISTED}.", code="bad_query")
-    return state, int(text)
+    return int(text)
 
 
 def _event(kind: str, data: Any) -> bytes:
@@ -283,6 +287,7 @@ class _Answer(Response):
 
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
 _STATE = {"name": "state", "in": "query", "schema": {"enum": list(STATES)}}
+_COMPONENT = {"name": "component", "in": "query", "schema": {"type": "string"}}
 _LIMIT = {
     "name": "limit",
     "in": "query",
@@ -329,7 +334,11 @@ _JSON = "application/json"
 _UNFINISHED = {"description": "It is not finished yet.", "content": {_JSON: {"schema": _ONE_JOB}}}
 _GONE = {"description": "It was cancelled, or its result is not kept any more."}
 _PATHS: dict[str, Any] = {
-    "/jobs": {"get": _operation("Jobs, newest first.", _STATE, _LIMIT, media=_JSON, schema=_JOBS)},
+    "/jobs": {
+        "get": _operation(
+            "Jobs, newest first.", _STATE, _COMPONENT, _LIMIT, media=_JSON, schema=_JOBS
+        )
+    },
     "/jobs/{id}": {
         "get": _operation("One job.", _ID, media=_JSON, schema=_ONE_JOB, **_UNKNOWN),
         "delete": _operation("Cancel a job.", _ID, media=_JSON, schema=_ONE_JOB, **_UNKNOWN),

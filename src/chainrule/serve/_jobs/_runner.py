@@ -190,9 +190,13 @@ class Jobs:
         live = self._live.get(record.id)
         return live.record if live is not None and live.is_held else record
 
-    async def newest(self, state: State | None, limit: int) -> list[JobRecord]:
-        """The last jobs, newest first."""
-        records = await self._in_store(lambda store: store.newest(state, limit))
+    async def newest(
+        self, limit: int, *, state: State | None = None, component: str | None = None
+    ) -> list[JobRecord]:
+        """The last jobs, newest first: all, or those of a state or a component."""
+        records = await self._in_store(
+            lambda store: store.newest(limit, state=state, component=component)
+        )
         now = map(self._now, records)
         return [record for record in now if state is None or record.state == state]
 

@@ -268,8 +268,10 @@ class JobStore(ABC):
         """A job by its id."""
 
     @abstractmethod
-    def newest(self, state: str | None, limit: int) -> list[JobRecord]:
-        """The last jobs that were taken on, newest first."""
+    def newest(
+        self, limit: int, *, state: str | None = None, component: str | None = None
+    ) -> list[JobRecord]:
+        """The last jobs that were taken on, newest first: all, or those of a state or a component."""
 
     @abstractmethod
     def counts(self) -> dict[str, int]:
@@ -315,6 +317,18 @@ class JobStore(ABC):
     @abstractmethod
     def sweep(self) -> None:
         """Drop results past their time, the oldest beyond the bound, and old jobs."""
+
+
+def chosen(mark: str, **wanted: str | None) -> tuple[str, dict[str, str]]:
+    """The condition of a statement that lists jobs, and its values; what is `None` does not matter.
+
+    Args:
+        mark: of a value in the statement; `{}` in it is the name.
+        wanted: column → its value.
+    """
+    given = {name: storable(value) for name, value in wanted.items() if value is not None}
+    where = " AND ".join(f"{name} = {mark.format(name)}" for name in given)
+    return f"WHERE {where}" if given else "", given
 
 
 def stored(record: JobRecord) -> dict[str, Any]:
