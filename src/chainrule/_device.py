@@ -218,6 +218,26 @@ class DeviceLibrary(ABC):
     def wait_for_default_stream(self) -> None:
         """Let later work on the current stream come after what is on the default stream now."""
 
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """A new array on the GPU, of any numbers."""
+
+    @abstractmethod
+    def contiguous(self, array: Any) -> Any:
+        """An array itself, or a copy whose numbers follow each other in memory."""
+
+    @abstractmethod
+    def address(self, array: Any) -> int:
+        """Where the numbers of an array begin."""
+
+    @abstractmethod
+    def stream(self) -> int:
+        """The CUDA stream on which this library works in this thread."""
+
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Memory of the GPU that this library has, used or not."""
+
     @contextmanager
     def staged(self, targets: Sequence[Any]) -> Iterator[list[Any]]:
         """Arrays on the host for some arrays on the GPU, into which they are copied in the end."""
@@ -288,6 +308,21 @@ class _TorchLibrary(DeviceLibrary):
         if current is not None:
             self._order(self._default, current)
 
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return self._torch.empty(shape, dtype=getattr(self._torch, dtype.name), device="cuda")
+
+    def contiguous(self, array: Any) -> Any:
+        return array.detach().resolve_conj().resolve_neg().contiguous()
+
+    def address(self, array: Any) -> int:
+        return array.data_ptr()
+
+    def stream(self) -> int:
+        return self._torch.cuda.current_stream().cuda_stream
+
+    def held_bytes(self) -> int:
+        return self._torch.cuda.memory_reserved()
+
     def _order(self, first: Any, then: Any) -> None:
         event = getattr(self._of_thread, "event", None)
         if event is None:
@@ -335,6 +370,21 @@ class _CupyLibrary(DeviceLibrary):
 
     def wait_for_default_stream(self) -> None:
         self._order(self._cupy.cuda.Stream.null, self._cupy.cuda.get_current_stream())
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return self._cupy.empty(shape, dtype)
+
+    def contiguous(self, array: Any) -> Any:
+        return self._cupy.ascontiguousarray(self.from_anywhere(array))
+
+    def address(self, array: Any) -> int:
+        return array.data.ptr
+
+    def stream(self) -> int:
+        return self._cupy.cuda.get_current_stream().ptr
+
+    def held_bytes(self) -> int:
+        return self._cupy.get_default_memory_pool().total_bytes()
 
     def _order(self, first: Any, then: Any) -> None:
         if first.ptr == then.ptr:

@@ -192,7 +192,8 @@ def flatten_with_paths(tree: Any, include_paths: Iterable[str] | None = None) ->
 
 def _is_leaf_with_name(key: Any, node: Any) -> bool:
     """Whether a part of a mapping is a leaf whose path is its key."""
-    return isinstance(key, str) and key.isidentifier() and not _is_container(type(node))
+    kind: Any = type(node)
+    return isinstance(key, str) and key.isidentifier() and not _is_container(kind)
 
 
 def get_at_path(tree: Any, path: str) -> Any:

@@ -3,7 +3,6 @@
 JAX's `buffer_callback` also exists on the CPU, so that real compiled programs hand over real buffers.
 """
 
-import contextlib
 import types
 
 import jax
@@ -12,129 +11,21 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from chainrule import _device, apply_component, component_errors
-from chainrule._device import DeviceLibrary
-from chainrule._jaxpr import _device_call
+from chainrule import apply_component, component_errors
 from chainrule.runtime import Array, Differentiable, Float32, WithResiduals, load_component
-from chainrule.runtime._component import _devices
+from device.fake import STREAM, DeviceArray, hand_over_buffers, install
 from device.gpu import gpus
 
 pytestmark = pytest.mark.skipif(
     bool(gpus()), reason="there is a GPU here: see test_torch_components.py"
 )
 Vector = Differentiable[Array[("n",), Float32]]
-STREAM = 17
-
-
-class DeviceArray:
-    """An array that the host must not read."""
-
-    def __init__(self, memory):
-        self._memory = memory
-
-    shape = property(lambda self: self._memory.shape)
-    dtype = property(lambda self: self._memory.dtype)
-    nbytes = property(lambda self: self._memory.nbytes)
-    __cuda_array_interface__ = property(lambda self: {"version": 3})
-
-    def __array__(self, *args, **kwargs):
-        raise AssertionError("an array on the device was read by the host")
-
-    def __array_function__(self, function, types, args, kwargs):
-        if function is np.shape:
-            return self.shape
-        assert function is np.broadcast_to
-        return DeviceArray(np.broadcast_to(args[0]._memory, *args[1:]))
-
-    def __getitem__(self, index):
-        return DeviceArray(self._memory[index])
-
-    def __setitem__(self, index, value):
-        self._memory[index] = value._memory
-
-    def __mul__(self, other):
-        return DeviceArray(self._memory * getattr(other, "_memory", other))
-
-    __rmul__ = __mul__
-
-    def reshape(self, *shape):
-        return DeviceArray(self._memory.reshape(*shape))
-
-    def astype(self, dtype):
-        return DeviceArray(self._memory.astype(dtype))
-
-    def all(self):
-        return self._memory.all()
-
-    def __eq__(self, other):
-        return DeviceArray(self._memory == other._memory)
-
-    def __ne__(self, other):
-        return DeviceArray(self._memory != other._memory)
-
-    def __and__(self, other):
-        return DeviceArray(self._memory & other._memory)
-
-    def __or__(self, other):
-        return DeviceArray(self._memory | other._memory)
-
-    def copy(self):
-        return DeviceArray(self._memory.copy())
-
-    def get(self):
-        return self._memory.copy()
-
-
-class FakeLibrary(DeviceLibrary):
-    def __init__(self):
-        self.streams, self.uploads, self.views = [], 0, 0
-
-    def is_usable(self):
-        return True
-
-    def holds(self, value):
-        return isinstance(value, DeviceArray)
-
-    def view(self, array):
-        raise AssertionError("only arrays of this library are used")
-
-    def view_buffer(self, buffer):
-        self.views += 1
-        return DeviceArray(np.asarray(buffer))
-
-    def from_host(self, array):
-        self.uploads += 1
-        return DeviceArray(np.array(array))
-
-    @contextlib.contextmanager
-    def running_on(self, stream):
-        self.streams.append(stream)
-        yield
-
-    def let_default_stream_wait(self):
-        pass
-
-    def wait_for_default_stream(self):
-        pass
 
 
 @pytest.fixture
 def library(monkeypatch):
-    fake = FakeLibrary()
-    for module in (_devices, _device):
-        monkeypatch.setattr(module, "library_for", lambda framework: fake)
-    real = _device_call.buffer_callback
-    if real is None:
-        pytest.skip("this JAX has no buffer_callback")
-
-    class Context:
-        stream = STREAM
-
-    def with_stream(callback, types):
-        return real(lambda _, results, *operands: callback(Context(), results, *operands), types)
-
-    monkeypatch.setattr(_device_call, "buffer_callback", with_stream)
-    monkeypatch.setattr("chainrule.bridge._primitive.hands_over_device_memory", lambda ctx: True)
+    fake, _ = install(monkeypatch.setattr)
+    hand_over_buffers(monkeypatch.setattr)
     return fake
 
 

@@ -15,6 +15,7 @@ allocate, files and addresses against `Grants`, nesting and counts against `Limi
 """
 
 from chainrule._codec._arrays import (
+    DeviceArray,
     Encoding,
     decode_array,
     decode_tree,
@@ -61,6 +62,7 @@ __all__ = [
     "WHY_MASKED",
     "BinrefArray",
     "BinrefWriter",
+    "DeviceArray",
     "Encoding",
     "Grants",
     "Limits",

@@ -3,6 +3,9 @@
     {"object_type": "array", "shape": [2, 3], "dtype": "float64",
      "data": {"buffer": …, "encoding": "json" | "base64" | "binref", "compression": "lz4"}}
 
+An array that stays on a GPU has `"data": {"buffer": place, "encoding": "cuda_ipc"}` and is a `DeviceArray`
+here; `chainrule._device_exchange` knows places.
+
 `compression` is absent unless set. `object_type` may be absent in what we read and is always written.
 Every decoded array is read-only; sizes are checked before anything is allocated. Numbers in nested lists
 (encoding `json`) are read exactly or not at all.
@@ -44,6 +47,31 @@ from chainrule._errors import DecodeError, DefinitionError
 from chainrule._trees import map_leaves
 
 Encoding = Literal["json", "base64", "binref"]
+_ON_DEVICE = "cuda_ipc"
+
+
+@dataclass(frozen=True)
+class DeviceArray:
+    """An array that stays in the memory of a GPU while its body travels.
+
+    Attributes:
+        dtype: its name.
+        shape: of the array.
+        place: where its numbers are, as text.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    place: str
+
+
+def device_array_within(sizes: Any, name: Any, place: Any, budget: Budget) -> DeviceArray:
+    """A `DeviceArray` that a body declares, if it is sound and within the budget."""
+    shape, dtype = check_shape(sizes), dtype_from_name(name)
+    budget.take(expected_bytes(shape, dtype))
+    if not isinstance(place, str):
+        raise _malformed("text as the place of an array on a GPU", type(place).__name__)
+    return DeviceArray(dtype.name, shape, place)
 
 
 def decode_tree(tree: Any) -> Any:
@@ -93,9 +121,22 @@ def decode_array(
 
 
 def decode_array_within(
-    encoded: Mapping[str, Any], grants: Grants, budget: Budget, *, writable: bool = False
-) -> np.ndarray[Any, Any]:
-    """`decode_array` for one of several arrays that share a budget; `writable` if the caller wants that."""
+    encoded: Mapping[str, Any],
+    grants: Grants,
+    budget: Budget,
+    *,
+    writable: bool = False,
+    on_device: bool = False,
+) -> Any:
+    """`decode_array` for one of several arrays that share a budget.
+
+    Args:
+        encoded: as of `decode_array`.
+        grants: as of `decode_array`.
+        budget: of all of them.
+        writable: whether the array can be written to.
+        on_device: whether it may be a `DeviceArray`.
+    """
     sizes, name, data = _ARRAY.of(encoded)
     if encoded.get("object_type", "array") != "array":
         raise _malformed("object_type 'array'", "another object_type")
@@ -103,6 +144,8 @@ def decode_array_within(
     if not _is_mapping(data):
         raise _malformed("data as an object with buffer and encoding", type(data).__name__)
     encoding, buffer = _DATA.of(data)
+    if on_device and encoding == _ON_DEVICE:
+        return device_array_within(sizes, name, buffer, budget)
     nbytes = expected_bytes(shape, dtype)
     budget.take(nbytes)
     if encoding == "binref":
@@ -388,6 +431,9 @@ class ArrayEncoder:
 
     def __call__(self, array: Any) -> dict[str, Any]:
         """Encode one array."""
+        if isinstance(array, DeviceArray):
+            data = {"buffer": array.place, "encoding": _ON_DEVICE}
+            return _encoded(array.shape, array.dtype, data)
         if isinstance(array, BinrefArray):
             if self.encoding == "binref":
                 return _encoded(array.shape, array.dtype, _referred(array))

@@ -1,9 +1,10 @@
 """Whole bodies: the formats, which of them a caller asks for, and nested data to bytes and back in each.
 
-`negotiate` follows the rules of the Tesseract server, so that its clients get what they expect: the ranges of
-`Accept` are tried by falling `q`; `*/*` and `application/*` mean the configured format; any other type is
+`negotiate` follows the rules of the Tesseract server, so that its clients get what they expect: the ranges
+of `Accept` are tried by falling `q`; `*/*` and `application/*` mean the configured format; any other type is
 known by what follows its last slash; the first range that can be produced wins. Parameters: `gpu_transport`,
-`compression`, and ours, `sparse=coo`, by which a caller says that it reads sparse arrays.
+`compression`, and ours: `sparse=coo`, by which a caller says that it reads sparse arrays, and `room`, memory
+on a GPU in which it wants the arrays that are there.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pybase64
 
 from chainrule._codec._arrays import (
     ArrayEncoder,
+    DeviceArray,
     Encoding,
     decode_array_within,
     is_encoded_array,
@@ -133,6 +135,8 @@ class _JsonEncoder:
     def leaf(self, value: Any) -> Any:
         if type(value) is np.ndarray:
             return self._encode_array(value)
+        if type(value) is DeviceArray:
+            return self._encode_array(value)
         if isinstance(value, SparseArray):
             return (
                 self._encode_sparse(value) if self._sparse else self._encode_array(to_dense(value))
@@ -178,6 +182,7 @@ def decode_body(
     grants: Grants | None = None,
     limits: Limits = DEFAULT_LIMITS,
     writable: bool = False,
+    on_device: bool = False,
 ) -> Any:
     """The tree of a body; its arrays are read-only by default.
 
@@ -187,6 +192,7 @@ def decode_body(
         grants: folders and addresses that a `binref` may name; none by default.
         limits: bounds on size, number and nesting.
         writable: whether arrays can be written to. The buffer then belongs to the receiver.
+        on_device: whether arrays may stay on a GPU; they are `DeviceArray`s then.
 
     Raises:
         DecodeError: the bytes are not what the media type says (`json_invalid`, `duplicate_key`,
@@ -197,7 +203,7 @@ def decode_body(
     """
     subtype = _subtype(media_type)
     if subtype == _FRAMES:
-        return decode_frames(buffer, limits=limits, writable=writable)
+        return decode_frames(buffer, limits=limits, writable=writable, on_device=on_device)
     if subtype not in _ENCODINGS:
         raise DecodeError(
             f"Bodies of {f'type {media_type[:80]!r}' if media_type else 'unknown type'} are not understood; "
@@ -207,7 +213,8 @@ def decode_body(
     limits.check_body(memoryview(buffer).nbytes)
     parsed = parse_json(buffer if isinstance(buffer, bytes) else bytes(buffer), limits)
     budget = Budget(limits)
-    return restore_leaves(parsed, _JsonReader(grants or NO_GRANTS, budget, writable), budget)
+    reader = _JsonReader(grants or NO_GRANTS, budget, writable, on_device)
+    return restore_leaves(parsed, reader, budget)
 
 
 @lru_cache(maxsize=256)
@@ -218,10 +225,10 @@ def _subtype(media_type: str) -> str:
 class _JsonReader:
     """Turns encoded arrays, dense and sparse, into arrays."""
 
-    def __init__(self, grants: Grants, budget: Budget, writable: bool) -> None:
+    def __init__(self, grants: Grants, budget: Budget, writable: bool, on_device: bool) -> None:
         self._grants = grants
         self._budget = budget
-        self._writable = writable
+        self._how = {"writable": writable, "on_device": on_device}
 
     def special(self, node: dict[str, Any], depth: int) -> Any:
         if "data" not in node and "object_type" not in node:
@@ -233,7 +240,7 @@ class _JsonReader:
         return NOT_SPECIAL
 
     def _array(self, node: Mapping[str, Any]) -> Any:
-        return decode_array_within(node, self._grants, self._budget, writable=self._writable)
+        return decode_array_within(node, self._grants, self._budget, **self._how)
 
     def _sparse(self, node: Mapping[str, Any]) -> SparseArray:
         if node.keys() != {"object_type", "shape", "indices", "values"}:
@@ -317,7 +324,7 @@ def _not_sound(encoding: str) -> DecodeError:
 
 
 _COMPRESSIONS = {"none": None, "lz4": "lz4", "zstd": "zstd"}
-_GPU_TRANSPORTS = ("none",)
+_HOST_ONLY = ("none",)
 
 
 class NotAcceptableError(InputError):
@@ -335,11 +342,15 @@ class Negotiated:
         format: one of `FORMATS`.
         compression: `"lz4"`, `"zstd"` (frames only) or `None`.
         sparse: whether sparse arrays may be sent as such.
+        gpu_transport: how arrays on a GPU are sent: `"cuda_ipc"`, or `"none"`, as those of the host.
+        room: a place on a GPU for them, if the caller offers one.
     """
 
     format: str
     compression: str | None = None
     sparse: bool = False
+    gpu_transport: str = "none"
+    room: str = ""
 
     @property
     def media_type(self) -> str:
@@ -354,6 +365,7 @@ def negotiate(
     default_format: str = "json",
     default_compression: str | None = None,
     formats: tuple[str, ...] = FORMATS,
+    gpu_transports: tuple[str, ...] = _HOST_ONLY,
 ) -> Negotiated:
     """Choose a response's form.
 
@@ -362,6 +374,7 @@ def negotiate(
         default_format: the configured format.
         default_compression: the configured compression.
         formats: what can be produced here.
+        gpu_transports: how arrays on a GPU can be sent from here.
 
     Raises:
         NotAcceptableError: nothing that was asked for can be produced; `details` lists what can.
@@ -372,11 +385,13 @@ def negotiate(
     """
     defaults = {"compression": default_compression or "none", "gpu_transport": "none"}
     if accept is None or not accept.strip():
-        return _produce(default_format, defaults, formats) or Negotiated(default_format)
+        return _produce(default_format, defaults, formats, gpu_transports) or Negotiated(
+            default_format
+        )
     for kind, parameters in _ranges(accept):
         wild = kind in ("*/*", "application/*")
         format = default_format if wild else kind.rsplit("/", 1)[-1]
-        produced = _produce(format, {**defaults, **parameters}, formats)
+        produced = _produce(format, {**defaults, **parameters}, formats, gpu_transports)
         if produced is not None:
             return produced
     raise NotAcceptableError(
@@ -384,7 +399,7 @@ def negotiate(
         f"{', '.join(map(media_type_of, formats))}.",
         details={
             "available_formats": list(formats),
-            "available_gpu_transports": list(_GPU_TRANSPORTS),
+            "available_gpu_transports": list(gpu_transports),
             "available_compressions": ["none", "lz4"],
         },
     )
@@ -415,13 +430,18 @@ def _weight(text: str) -> float:
 
 
 def _produce(
-    format: str, parameters: dict[str, Any], formats: tuple[str, ...]
+    format: str,
+    parameters: dict[str, Any],
+    formats: tuple[str, ...],
+    gpu_transports: tuple[str, ...],
 ) -> Negotiated | None:
     is_frames = media_type_of(format) == FRAMES_MEDIA_TYPE
     compression = parameters["compression"]
-    if format not in formats or parameters["gpu_transport"] not in _GPU_TRANSPORTS:
+    transport = parameters["gpu_transport"]
+    if format not in formats or transport not in gpu_transports:
         return None
     if compression not in _COMPRESSIONS or (compression == "zstd" and not is_frames):
         return None
     sparse = is_frames or parameters.get("sparse") == "coo"
-    return Negotiated(format, _COMPRESSIONS[compression], sparse)
+    room = parameters.get("room", "")
+    return Negotiated(format, _COMPRESSIONS[compression], sparse, transport, room)

@@ -15,6 +15,7 @@ In the tree, an object with exactly one member whose name starts with `$` stands
 
     {"$array": [dtype, shape, offset, nbytes]}               offset from the start of the data section
     {"$array": [dtype, shape, offset, nbytes, compression]}  `lz4` or `zstd`; nbytes as stored
+    {"$device": [dtype, shape, place]}                       in the memory of a GPU; see `_device_exchange`
     {"$sparse": {"shape": shape, "indices": array, "values": array}}
     {"$float": "nan" | "inf" | "-inf"}    {"$int": digits}   numbers that JSON cannot carry
     {"$map": object}                                         an object that would read as one of these
@@ -32,6 +33,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from chainrule._codec._arrays import DeviceArray, device_array_within
 from chainrule._codec._compression import compress, decompress
 from chainrule._codec._declared import (
     DEFAULT_LIMITS,
@@ -140,6 +142,8 @@ class _DataSection:
                 return self._add(to_dense(value))
             node = {"indices": self._add(value.indices), "values": self._add(value.values)}
             return {"$sparse": {"shape": list(value.shape), **node}}
+        if type(value) is DeviceArray:
+            return {"$device": [value.dtype, value.shape, value.place]}
         if is_array(value):
             return self._add(value)
         if type(value) is float:
@@ -209,7 +213,13 @@ def _read_prefix(view: memoryview) -> tuple[int, int]:
     return header_nbytes, total
 
 
-def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS, writable: bool = False) -> Any:
+def decode_frames(
+    buffer: Any,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    writable: bool = False,
+    on_device: bool = False,
+) -> Any:
     """The tree of a message. Its arrays are views into `buffer`, which must not change afterwards.
 
     They are read-only, unless the caller owns the buffer and asks for `writable` ones. Of those, arrays that
@@ -230,13 +240,15 @@ def decode_frames(buffer: Any, *, limits: Limits = DEFAULT_LIMITS, writable: boo
     header = bytes(view[PREFIX.size : start])
     data = view[start + padding(start) :]
     budget = Budget(limits)
-    return restore_leaves(parse_json(header, limits), _Reader(data, budget, writable), budget)
+    reader = _Reader(data, budget, writable, on_device)
+    return restore_leaves(parse_json(header, limits), reader, budget)
 
 
 class _Reader:
     """Turns the `$` nodes of a header into what they stand for."""
 
-    def __init__(self, data: memoryview, budget: Budget, writable: bool) -> None:
+    def __init__(self, data: memoryview, budget: Budget, writable: bool, on_device: bool) -> None:
+        self._on_device = on_device
         self._data = data
         self._left = len(data)
         self._end = 0  # of the arrays so far
@@ -256,6 +268,8 @@ class _Reader:
             return restore_items(content, self, self._budget, depth)
         if name == "$sparse" and isinstance(content, dict):
             return self._sparse(content)
+        if name == "$device" and self._on_device:
+            return self._device_array(content)
         if name == "$float" and content in ("nan", "inf", "-inf"):
             return float(content)
         if name == "$int" and isinstance(content, str):
@@ -291,6 +305,12 @@ class _Reader:
         # Who writes to one array must not change another one, and who keeps a small one would keep the body.
         is_small = nbytes <= _GATHER_BELOW < len(self._data)
         return array.copy() if self._writable and (is_shared or is_small) else array
+
+    def _device_array(self, content: Any) -> DeviceArray:
+        if not isinstance(content, list) or len(content) != 3:
+            raise _malformed("$device: [dtype, shape, place]", "something else")
+        name, sizes, place = content
+        return device_array_within(sizes, name, place, self._budget)
 
     def _sparse(self, content: dict[str, Any]) -> SparseArray:
         if content.keys() != {"shape", "indices", "values"}:

@@ -64,8 +64,7 @@ class ComponentTarget(Target):
         self.batching = getattr(component, "batching", None)
         self.batched_endpoints = _endpoints_that(component, "batches")
         self.residual_endpoints = _endpoints_that(component, "residuals")
-        place = getattr(component, "place", None)
-        self.device_library = None if place is None else place.library
+        self.device_library = _device_library(component)
         self.device_endpoints = _endpoints_that(component, "on_device")
         self.prices = getattr(component, "prices", None) or {}
         self._sparsity = getattr(component, "sparsity", None) or {}
@@ -336,6 +335,15 @@ def _is_local(component: Any) -> bool:
         isinstance(component, LocalComponent)
         or getattr(component, "server_capabilities", 0) is None
     )
+
+
+def _device_library(component: Any) -> Any:
+    """What holds the arrays of a component on a GPU: in this process, or in another one of this host."""
+    place = getattr(component, "place", None)
+    if place is not None:
+        return place.library
+    transport = getattr(component, "transport", None)  # the handle of a peer has none
+    return None if transport is None else transport.device_library()
 
 
 def _concurrency(component: Any, is_remote: bool) -> int:

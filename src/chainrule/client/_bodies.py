@@ -161,6 +161,7 @@ class Answer(NamedTuple):
         retry_after_s: when a caller that was turned away may come back.
         memory: where a server on this host has put the body; see `_same_host`.
         forward_pass: the token of a forward pass that the server has kept; see `_forward_passes`.
+        exports: the name of what the other side has exported on a GPU, and keeps until this name comes back.
     """
 
     status: int
@@ -169,6 +170,7 @@ class Answer(NamedTuple):
     retry_after_s: float | None = None
     memory: str | None = None
     forward_pass: str | None = None
+    exports: str | None = None
 
     @property
     def was_turned_away(self) -> bool:
@@ -176,14 +178,18 @@ class Answer(NamedTuple):
         return self.status in _TURNED_AWAY and self.retry_after_s is not None
 
 
-def read_answer(answer: Answer, limits: Limits = TRUSTING_LIMITS) -> Any:
+def read_answer(
+    answer: Answer, limits: Limits = TRUSTING_LIMITS, *, on_device: bool = False
+) -> Any:
     """The result that an answer carries, as a plain tree. Its arrays belong to the caller.
+
+    With `on_device`, arrays on a GPU are `DeviceArray`s.
 
     Raises:
         ChainruleError: the exception that the answer stands for.
     """
     if answer.status == _OK:
-        tree = _decoded(answer, limits)
+        tree = _decoded(answer, limits, on_device)
         return with_numpy_scalars(tree)
     error = _error_of(answer)
     if answer.retry_after_s is not None:
@@ -191,10 +197,14 @@ def read_answer(answer: Answer, limits: Limits = TRUSTING_LIMITS) -> Any:
     raise error
 
 
-def _decoded(answer: Answer, limits: Limits) -> Any:
+def _decoded(answer: Answer, limits: Limits, on_device: bool) -> Any:
     try:
         return decode_body(
-            answer.body, media_type=answer.content_type, limits=limits, writable=True
+            answer.body,
+            media_type=answer.content_type,
+            limits=limits,
+            writable=True,
+            on_device=on_device,
         )
     except LimitError as error:  # of the answer: the request is not at fault
         raise TransportError(

@@ -414,6 +414,7 @@ class ConnectionPool:
                 _seconds(response.headers.get("retry-after")),
                 response.headers.get("chainrule-memory"),
                 response.headers.get("chainrule-forward-pass"),
+                response.headers.get("tesseract-exports"),
             )
             # Some servers close the connection after a failure without saying so.
             return answer, not response.will_close and response.status < 500

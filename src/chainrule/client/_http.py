@@ -17,6 +17,8 @@ from urllib.parse import quote, unquote, urlencode
 
 import orjson
 
+from chainrule._codec import Limits
+from chainrule._device import DeviceLibrary
 from chainrule._errors import CapabilityError, InputError, TransportError
 from chainrule._same_host import is_supported
 from chainrule._tracing import current_traceparent, span
@@ -38,6 +40,13 @@ from chainrule.client._connections import (
     Request,
     Verify,
     parse_url,
+)
+from chainrule.client._devices import (
+    CHECK_ENDPOINT,
+    DeviceLinks,
+    Message,
+    offers_device_memory,
+    on_host,
 )
 from chainrule.client._forward_passes import PassTokens
 from chainrule.client._jobs import Job
@@ -245,18 +254,37 @@ class HttpTransport(Transport):
         ticket: Ticket,
         key: str | None,
     ) -> Any:
+        with self._devices.exchanging(payload) as message:
+            return self._call_with(message, endpoint, payload, run_id, ticket, key)
+
+    def _call_with(
+        self,
+        message: Message | None,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        run_id: str | None,
+        ticket: Ticket,
+        key: str | None,
+    ) -> Any:
+        """`_call` with the message that has its arrays on a GPU, if there are any."""
         dialect = self._agree()
         if run_id is not None and dialect.is_native:
             Run.check_id(run_id)
         path = f"{self._base}/{quote(endpoint)}"
         headers = {**self._headers, **_trace_headers(), "Content-Type": dialect.content_type}
-        if dialect.accept is not None:
-            headers["Accept"] = dialect.accept
+        accept = dialect.accept
+        read: Callable[[Answer, Limits], Any] = read_answer
+        if message is not None:
+            accept, read = message.accept(accept), message.read
+            headers["Tesseract-Exports-Done"] = message.done
+        if accept is not None:
+            headers["Accept"] = accept
         if key is not None and dialect.is_native:
             headers["Idempotency-Key"] = key
         target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
 
-        pieces = as_body(payload, dialect.body_format)
+        sent = on_host(payload) if message is None else message.payload
+        pieces = as_body(sent, dialect.body_format)
 
         def ask(known: Mapping[str, str]) -> Any:
             def send(pieces: list[Any], more: Mapping[str, str]) -> Answer:
@@ -266,12 +294,27 @@ class HttpTransport(Transport):
 
             # Through shared memory, inputs are there sooner than they are known again. A call with a key may
             # be answered by another server, as a job.
-            is_near = self._memory is not None and self._memory.is_in_use
+            is_near = message is not None or (self._memory is not None and self._memory.is_in_use)
             if key is not None or is_near or not dialect.is_native:
-                return read_answer(send(pieces, {}), self._limits)
-            return self._passes.call(endpoint, payload, pieces, send)
+                return read(send(pieces, {}), self._limits)
+            return self._passes.call(endpoint, sent, pieces, send)
 
         return self._as_known(ask)
+
+    def device_library(self) -> DeviceLibrary | None:
+        """What holds arrays on the GPU of the server, if it is of this host."""
+        return self._devices.library()
+
+    @cached_property
+    def _devices(self) -> DeviceLinks:
+        def check(pieces: list[Any]) -> Answer:
+            headers = {**self._headers, "Content-Type": "application/json"}
+            path = f"{self._base}/{CHECK_ENDPOINT}"
+            return self._exchange(Request("POST", path, headers, pieces), Ticket())
+
+        is_offered = self._share_memory and offers_device_memory(self.describe())
+        is_native = self._agree().is_native
+        return DeviceLinks(self.place, check if is_offered else None, is_native=is_native)
 
     def _as_known(self, ask: Callable[[Mapping[str, str]], T]) -> T:
         """What `ask` gives with the header that names the version of the component that is known here.
@@ -339,7 +382,7 @@ class HttpTransport(Transport):
         if run_id is not None:
             query["run_id"] = Run.check_id(run_id)
         target = f"{self._base}/{quote(endpoint)}?{urlencode(query)}"
-        pieces, ticket = as_body(payload, dialect.body_format), Ticket()
+        pieces, ticket = as_body(on_host(payload), dialect.body_format), Ticket()
 
         def ask(known: Mapping[str, str]) -> JobInfo:
             request = Request("POST", target, {**headers, **known}, pieces)
@@ -373,6 +416,8 @@ class HttpTransport(Transport):
         self._pool.close()
         if self._memory is not None:
             self._memory.close()
+        if "_devices" in vars(self):
+            self._devices.close()
 
     def _agree(self) -> Dialect:
         """Find out, once, what the server speaks and whether memory can be shared."""

@@ -22,13 +22,14 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import orjson
 
 from chainrule._codec import DEFAULT_LIMITS, TRUSTING_LIMITS
+from chainrule._device import DeviceLibrary
 from chainrule._errors import DecodeError, DefinitionError, StorageError, TransportError
 from chainrule._registry import home_of
 from chainrule._same_host import (
@@ -46,6 +47,12 @@ from chainrule._same_host import (
 )
 from chainrule.client._bodies import NATIVE, Answer, as_body, read_answer
 from chainrule.client._connections import LostConnectionError
+from chainrule.client._devices import (
+    CHECK_ENDPOINT,
+    DeviceLinks,
+    offers_device_memory,
+    on_host,
+)
 from chainrule.client._environment import environment_variables
 from chainrule.client._transport import Ticket, Transport, check_seconds
 from chainrule.runtime import ComponentConfig
@@ -137,15 +144,38 @@ class SubprocessTransport(Transport):
             "accept": NATIVE.accept,
             "run_id": None if run_id is None else Run.check_id(run_id),
         }
+        with self._devices.exchanging(payload) as message:
+            if message is None:
+                return read_answer(self._ask(call, on_host(payload), ticket))
+            call["accept"] = message.accept(NATIVE.accept)
+            return message.read(self._ask(call, message.payload, ticket))
+
+    def _ask(self, call: Mapping[str, Any], payload: Mapping[str, Any], ticket: Ticket) -> Answer:
         pieces = as_body(payload, NATIVE.body_format)
         with self._lock:
-            answer = self._exchange({"call": call}, pieces, ticket)
-        return read_answer(answer)
+            return self._exchange({"call": call}, pieces, ticket)
+
+    def device_library(self) -> DeviceLibrary | None:
+        """What holds arrays on the GPU of the process."""
+        return self._devices.library()
+
+    @cached_property
+    def _devices(self) -> DeviceLinks:
+        def check(pieces: list[Any]) -> Answer:
+            call = {"endpoint": CHECK_ENDPOINT, "content_type": "application/json"}
+            with self._lock:
+                return self._exchange({"call": call}, pieces, Ticket())
+
+        is_offered = offers_device_memory(self._facts["openapi"])
+        share = ComponentConfig.make(self._settings["config"]).device_exchange_share
+        return DeviceLinks(self.place, check if is_offered else None, is_own=True, share=share)
 
     def close(self) -> None:
         """End the process."""
         self._is_closed = True
         self._stop()
+        if "_devices" in vars(self):
+            self._devices.close()
 
     def _start(self) -> None:
         ours, theirs = socket_pair()
@@ -294,7 +324,13 @@ class _WorkerConnection:
         except (OSError, DecodeError) as error:
             raise self._lost(error, was_sent=True) from error
         memory.give_back()
-        return Answer(int(message.header["status"]), str(message.header["content_type"]), content)
+        header = message.header
+        return Answer(
+            int(header["status"]),
+            str(header["content_type"]),
+            content,
+            exports=header.get("exports"),
+        )
 
     def send_cancel(self) -> None:
         """Ask the worker to interrupt the call of another thread; a signal has to follow."""

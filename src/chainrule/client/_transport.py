@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chainrule._device import DeviceLibrary
 from chainrule._errors import CapabilityError, ChainruleError, InputError
 from chainrule._tracing import span
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
@@ -174,6 +175,10 @@ class Transport(Caller):
             f"{self.place}.",
             code="job_unknown",
         )
+
+    def device_library(self) -> DeviceLibrary | None:
+        """What holds arrays on a GPU that are exchanged with the component without the host's memory."""
+        return None
 
     def mean_seconds(self) -> dict[str, float]:
         """Endpoint → mean seconds of the calls that were answered there so far, for all callers."""

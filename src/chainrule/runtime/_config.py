@@ -49,6 +49,8 @@ class ComponentConfig:
         mlflow_run_extra_args: keyword arguments for `mlflow.start_run`.
         max_residual_bytes: what `apply` leaves for its derivatives (`WithResiduals`) and the inputs that it
             belongs to, all calls together; 0 keeps nothing.
+        device_exchange_share: how much of a GPU's memory a process of this component may take for arrays that
+            it exchanges with others on this host.
         residual_folder: where processes of this component find each other's residuals.
         cache: names of components whose results are kept and given again for equal requests, where they are
             served; `"*"` for every component. Only for components that compute the same every time.
@@ -83,6 +85,7 @@ class ComponentConfig:
     mlflow_tracking_uri: str = ""
     mlflow_run_extra_args: Mapping[str, Any] = field(default_factory=dict)
     max_residual_bytes: int = 1 << 30
+    device_exchange_share: float = 0.25
     residual_folder: Path | None = None
     cache: frozenset[str] = frozenset()
     cache_folder: Path | None = None

@@ -42,6 +42,12 @@ from chainrule._trees import iterate_leaves
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
 from chainrule.runtime.internal import Run, failure_of, reuse_residuals
 from chainrule.serve._calls import Call, Cancelled, Facts, Reply
+from chainrule.serve._devices import (
+    CHECK_ENDPOINT,
+    EXPORTS_HEADER,
+    TRANSPORTS,
+    DeviceMemory,
+)
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._server_endpoints import ADDED, WITHOUT_ARRAYS, added_endpoints
@@ -61,10 +67,12 @@ class Answerer:
 
     Attributes:
         component: the component.
+        devices: what it exchanges with callers on its GPU, if it computes on one.
     """
 
     def __init__(self, component: LocalComponent, *, copy_results: bool = True) -> None:
         self.component = component
+        self.devices = DeviceMemory.of(component)
         self._copy_results = copy_results
         self._config = component.config
         self._cache = ResultCache.of(component)
@@ -106,6 +114,8 @@ class Answerer:
         component = self.component
         endpoints = [name for name in component.available_endpoints if name != "health"]
         endpoints += added_endpoints(component)
+        if self.devices is not None:
+            endpoints.append(CHECK_ENDPOINT)
         if self._config.debug:
             endpoints.append("test")
         return Facts(
@@ -147,11 +157,26 @@ class Answerer:
         return Reply(200, "application/octet-stream", pack_replies(replies))
 
     def _encoded(self, call: Call, result: Any, run: Run | None = None) -> Reply:
-        form, run = self._form(call), run or Run(self._config)
+        form, run, exported = self._form(call), run or Run(self._config), ""
+        if self.devices is not None and call.endpoint != CHECK_ENDPOINT:
+            result, exported = self.devices.write(result, form)
         pieces = encode_result(result, form, self._config, lambda: run.folder.name)
-        return Reply(200, form.media_type, pieces, reuse=dict(run.reuse))
+        reply = Reply(200, form.media_type, pieces, reuse=dict(run.reuse))
+        return _naming(reply, exported)
 
     def _reply(self, call: Call) -> Reply:
+        if self.devices is None:
+            return self._reply_of_host(call)
+        self.devices.release(call.exports_done)
+        reply = self._reply_of_host(call)
+        self.devices.finish()
+        reply = reply._replace(device_bytes=self.devices.held_bytes)
+        if call.accept is None or "gpu_transport=cuda_ipc" not in call.accept:
+            return reply
+        # By this the caller knows that the worker has replied, not a server in its place.
+        return reply._replace(content_type=f"{reply.content_type}; gpu_transport=cuda_ipc")
+
+    def _reply_of_host(self, call: Call) -> Reply:
         try:
             return self._answer(call)
         except ChainruleError as error:
@@ -176,6 +201,9 @@ class Answerer:
         self._form(call)  # what cannot be answered is not computed
         run = Run(self._config, run_id=call.run_id)
         payload = self._payload(call)
+        if self.devices is not None and call.endpoint == CHECK_ENDPOINT:
+            result, exported = self.devices.check(payload)
+            return _naming(self._encoded(call, result, run), exported)
         self._passes.complete(call, payload)
         kept = self._passes.inputs_to_keep(call, payload)
         result = self.compute(call.endpoint, payload, run)
@@ -187,6 +215,7 @@ class Answerer:
             call.accept,
             default_format=self._config.output_format,
             default_compression=self._config.compression,
+            gpu_transports=TRANSPORTS if self.devices is not None else TRANSPORTS[:1],
         )
         return plain_form(call.endpoint, form)
 
@@ -201,13 +230,17 @@ class Answerer:
             grants=config.grants,
             limits=limits,
             writable=True,  # the arrays become the author's, without another copy
+            on_device=self.devices is not None,
         )
         if not isinstance(payload, dict):
             raise InputError(
                 f"Expected an object as body; found {describe_value(payload)}.",
                 code="invalid_input",
             )
-        return payload
+        if self.devices is None or call.endpoint == CHECK_ENDPOINT:
+            return payload
+        is_native = FRAMES_MEDIA_TYPE in call.content_type
+        return self.devices.read(payload, is_native=is_native)
 
     def _result(self, endpoint: str, payload: Mapping[str, Any], run: Run) -> Any:
         if endpoint == "test":
@@ -236,6 +269,13 @@ class Answerer:
             raise InputError(
                 f"This is not a regression test: {error.errors()[0]['msg']}.", code="invalid_input"
             ) from None
+
+
+def _naming(reply: Reply, exported: str) -> Reply:
+    """A reply that names what is exported with it."""
+    if not exported:
+        return reply
+    return reply._replace(headers=(*reply.headers, (EXPORTS_HEADER, exported.encode())))
 
 
 def only_here(function: Callable[[], T]) -> T:

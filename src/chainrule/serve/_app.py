@@ -347,6 +347,7 @@ def _as_served(config: ComponentConfig, options: ServeOptions, share: int) -> Co
     expanded = min(config.limits.max_expanded_bytes, share)
     return config.replace(
         limits=replace(config.limits, max_expanded_bytes=expanded),
+        device_exchange_share=options.device_exchange_share,
         debug=options.debug,
         log_format=options.log_format,
         traces_to=options.traces_to or config.traces_to,

@@ -95,6 +95,7 @@ class Call(NamedTuple):
         room: shared memory that the caller offers for the answer.
         forward_pass: `keep` in a call of `apply`, or the token of a kept pass in one of a derivative; see
             `_answering.KeptPasses`.
+        exports_done: names of earlier answers on a GPU that their caller has read; see `_devices`.
     """
 
     endpoint: str
@@ -108,6 +109,7 @@ class Call(NamedTuple):
     merged: bool = False
     room: Segment | None = None
     forward_pass: str | None = None
+    exports_done: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +132,7 @@ class Call(NamedTuple):
             "traceparent": self.traceparent,
             "merged": self.merged,
             "forward_pass": self.forward_pass,
+            "exports_done": self.exports_done,
         }
 
     def check(self) -> Call:
@@ -140,12 +143,12 @@ class Call(NamedTuple):
         """
         said = (
             self.content_type, self.content_encoding, self.accept, self.run_id, self.traceparent,
-            self.forward_pass,
+            self.forward_pass, self.exports_done,
         )  # fmt: skip
         if any(text is not None and len(text) > _MAX_TEXT for text in said):
             raise InputError(
-                "Content-Type, Content-Encoding, Accept, traceparent, Chainrule-Forward-Pass and run_id have "
-                f"at most {_MAX_TEXT} characters.",
+                "Content-Type, Content-Encoding, Accept, traceparent, Chainrule-Forward-Pass, "
+                f"Tesseract-Exports-Done and run_id have at most {_MAX_TEXT} characters.",
                 code="bad_header",
             )
         return self
@@ -163,6 +166,7 @@ class Reply(NamedTuple):
         headers: more of them, for HTTP.
         reuse: how often something kept from earlier calls was there (`results_hit`, `residuals_miss`, …).
         forward_pass: the token of the forward pass that was kept.
+        device_bytes: memory of a GPU that the worker has; `None` for a component of the host.
     """
 
     status: int
@@ -173,6 +177,7 @@ class Reply(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
     reuse: Mapping[str, int] = MappingProxyType({})
     forward_pass: str | None = None
+    device_bytes: int | None = None
 
     @property
     def nbytes(self) -> int:

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl
 from chainrule._errors import ChainruleError, DecodeError, InputError, LimitError, StorageError
 from chainrule._same_host import INLINE_BYTES, SegmentPool
 from chainrule.serve._calls import Call, CallError, Reply, SegmentBody, no_memory, place_body
+from chainrule.serve._devices import EXPORTS_DONE_HEADER
 from chainrule.serve._logs import RUN_ID
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._pool import Service
@@ -177,6 +178,7 @@ class Endpoint:
             run_id=query.get("run_id", run_id),
             traceparent=_text(headers.get(b"traceparent")),
             forward_pass=_text(headers.get(FORWARD_PASS_HEADER)),
+            exports_done=_text(headers.get(EXPORTS_DONE_HEADER)) or "",
         )
 
     async def _answer(

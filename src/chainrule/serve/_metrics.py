@@ -81,6 +81,14 @@ def exposition(server: Server, jobs: Mapping[str, int], queues: Mapping[str, Job
         for worker in service.pool.workers
     ]
     lines += _family("worker_restarts", "counter", "Workers that were replaced.", restarts)
+    memory = [
+        ("", {"component": name, "worker": worker.id}, worker.device_bytes)
+        for name, service in named
+        for worker in service.pool.workers
+        if worker.device_bytes is not None
+    ]
+    help = "Memory of a GPU that a worker had after its last call."
+    lines += _family("worker_device_bytes", "gauge", help, memory)
     about = [
         ("", {"component": name, "version": s.facts.version, "server": __version__}, 1)
         for name, s in named

@@ -106,6 +106,14 @@ class ServeOptions:
         "elsewhere; then close the socket. A second signal ends it.",
         at_least=0,
     )
+    device_exchange_share: float = _option(
+        _CALLS,
+        0.25,
+        "For a component on a GPU: take at most this share of its memory to exchange arrays with callers on "
+        "this host, in each worker; more goes through the host.",
+        at_least=0,
+        at_most=1,
+    )
     max_queue: int = _option(
         _CALLS,
         64,

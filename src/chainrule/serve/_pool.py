@@ -63,12 +63,14 @@ class WorkerState(NamedTuple):
         pid: of its process; `None` while there is none.
         state: `idle`, `busy` or `starting`.
         restarts: how often it was replaced.
+        device_bytes: memory of a GPU that it had after its last call; `None` for a component of the host.
     """
 
     id: int
     pid: int | None
     state: str
     restarts: int
+    device_bytes: int | None = None
 
 
 BOUNDS_S = (
@@ -371,6 +373,7 @@ class WorkerPool(Pool):
         self._failures_in_a_row = 0
         self._places: dict[int, Worker | None] = dict.fromkeys(range(self._size))
         self._restarts = [0] * self._size
+        self._device_bytes: dict[int, int] = {}
 
     async def start(self) -> Facts:
         """Start all workers.
@@ -407,7 +410,8 @@ class WorkerPool(Pool):
         restarts = self._restarts[place]
         if worker is None or worker not in self._workers:
             return WorkerState(place, None, "starting", restarts)
-        return WorkerState(place, worker.pid, "idle" if worker in self._idle else "busy", restarts)
+        state = "idle" if worker in self._idle else "busy"
+        return WorkerState(place, worker.pid, state, restarts, self._device_bytes.get(place))
 
     async def answer(self, call: Call) -> Reply:
         """Have a call answered by the next free worker.
@@ -424,6 +428,8 @@ class WorkerPool(Pool):
             self._failures_in_a_row = 0
             if reply.forward_pass is not None:
                 self._keepers.put(reply.forward_pass, worker)
+            if reply.device_bytes is not None:
+                self._device_bytes[self._place_of(worker)] = reply.device_bytes
             return reply
         except CallError as error:
             if self.is_stopping:
@@ -531,6 +537,7 @@ class WorkerPool(Pool):
 
     async def _replace(self, place: int) -> None:
         self._restarts[place] += 1
+        self._device_bytes.pop(place, None)
         while not self.is_stopping:
             await asyncio.sleep(self._backoff_s())
             try:

@@ -40,6 +40,7 @@ from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import log_handler
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, Cancelled, Reply
+from chainrule.serve._devices import EXPORTS_HEADER, DeviceMemory
 from chainrule.serve._problems import problem_reply
 
 _PR_SET_PDEATHSIG = 1
@@ -55,6 +56,7 @@ class Worker:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._mapped = MappedSegments()
+        self._devices: DeviceMemory | None = None
         self._is_running = False
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -77,6 +79,8 @@ class Worker:
             return None
         answerer, reply = _load(message.body)
         self._send(reply, None)
+        if answerer is not None:
+            self._devices = answerer.devices
         return answerer
 
     def run(self, answerer: Answerer) -> None:
@@ -105,11 +109,20 @@ class Worker:
 
     def _next_message(self) -> Message | None:
         # Memory of callers that do not come again is let go, also while there are no other calls.
-        while self._mapped and not self._poll.poll(1000 * self._mapped.max_idle_s):
-            self._mapped.let_go_of_unused()
+        while self._has_callers_memory and not self._poll.poll(1000 * self._mapped.max_idle_s):
+            self._let_go_of_unused()
         message = receive_message(self._connection)
-        self._mapped.let_go_of_unused()
+        self._let_go_of_unused()
         return message
+
+    @property
+    def _has_callers_memory(self) -> bool:
+        return bool(self._mapped) or (self._devices is not None and self._devices.is_open)
+
+    def _let_go_of_unused(self) -> None:
+        self._mapped.let_go_of_unused()
+        if self._devices is not None:
+            self._devices.close_unused()
 
     def _reply(self, answerer: Answerer, message: Message, body: Segment | None) -> Reply:
         try:
@@ -134,6 +147,10 @@ class Worker:
             header["reuse"] = reply.reuse
         if reply.forward_pass is not None:
             header["forward_pass"] = reply.forward_pass
+        if reply.device_bytes is not None:
+            header["device_bytes"] = reply.device_bytes
+        if reply.headers:  # the one that a worker may give
+            header["exports"] = dict(reply.headers)[EXPORTS_HEADER].decode()
         nbytes = reply.nbytes
         if nbytes <= INLINE_BYTES:
             send_message(self._connection, header, reply.pieces)

@@ -42,6 +42,7 @@ from chainrule._same_host import (
 )
 from chainrule.serve._answering import Answerer
 from chainrule.serve._calls import Call, CallError, Facts, Reply, SegmentBody, Watcher, too_slow
+from chainrule.serve._devices import EXPORTS_HEADER
 from chainrule.serve._logs import Output
 from chainrule.serve._problems import problem_reply
 
@@ -79,6 +80,12 @@ class Worker(Protocol):
 
     async def close(self) -> None:
         """End it and wait until it is gone."""
+
+
+def _exports(header: dict[str, Any]) -> tuple[tuple[bytes, bytes], ...]:
+    """The header that names what a worker has exported on a GPU, if it has."""
+    name = header.get("exports")
+    return () if name is None else ((EXPORTS_HEADER, str(name).encode()),)
 
 
 class WorkerProcess:
@@ -306,8 +313,10 @@ class WorkerProcess:
             header["content_type"],
             [message.body],
             stored=stored,
+            headers=_exports(header),
             reuse=header.get("reuse", {}),
             forward_pass=header.get("forward_pass"),
+            device_bytes=header.get("device_bytes"),
         )
 
     def _on_readable(self) -> None:

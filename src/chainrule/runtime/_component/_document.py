@@ -160,7 +160,7 @@ class Document:
             cost = Cost(**facts.get("cost", {}))
             return Capability(
                 facts["status"], facts.get("via"), facts.get("batches", False), cost,
-                facts.get("residuals", False),
+                facts.get("residuals", False), on_device=facts.get("on_device", False),
             )  # fmt: skip
 
         return {name: capability(name) for name in ENDPOINTS}

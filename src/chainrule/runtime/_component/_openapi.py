@@ -58,7 +58,7 @@ def openapi_document(component: LocalComponent, schemas: Schemas) -> Json:
             "x-content-hash": component.content_hash,
         },
         "x-supported-output-formats": ["json", "json+base64", "json+binref"],
-        "x-supported-gpu-transports": ["none"],
+        "x-supported-gpu-transports": ["none", *(["cuda_ipc"] if component.place else [])],
         "x-supported-compressions": ["none", "lz4"],
         "x-capabilities": {
             name: asdict(capability) for name, capability in component.capabilities.items()
