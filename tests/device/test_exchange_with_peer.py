@@ -1,4 +1,4 @@
-"""The peer's `cuda_ipc` between its packages and ours, both on the fake GPU; a GPU has the real thing."""
+"""The peer's `cuda_ipc` between its packages and ours, on a GPU or on the fake one."""
 
 import contextlib
 import os
@@ -15,9 +15,8 @@ import orjson
 import pytest
 
 from chainrule.client import Component
-from device.fake import UUID, DeviceArray, buffers_of, install
-from device.gpu import gpus
-from device.test_exchange import ROOT, SOURCE, serving
+from device.fake import buffers_of
+from device.gpu import ON_GPU, SOURCE, serving
 
 pytest.importorskip("tesseract_core")
 from tesseract_core import Tesseract
@@ -25,20 +24,21 @@ from tesseract_core.runtime.array_encoding import EncodedArrayModel
 
 from device.peer import install_for_peer
 
-pytestmark = pytest.mark.skipif(bool(gpus()), reason="there is a GPU here: see test_peer_on_gpu.py")
-
 X = np.linspace(0.5, 2.0, 5000).astype("float32")
 
 PEER = """
+import os
+
 import numpy as np
 from pydantic import BaseModel
 from tesseract_core.runtime import Array, Differentiable, Float32
 from tesseract_core.runtime.cuda.ipc import IpcDeviceArray, _device_array_from_bytes
 
-from device.fake import FakeDevice
-from device.peer import install_for_peer
+if "CHAINRULE_FAKE_GPU" in os.environ:
+    from device.fake import FakeDevice
+    from device.peer import install_for_peer
 
-install_for_peer(FakeDevice())
+    install_for_peer(FakeDevice())
 
 
 class InputSchema(BaseModel):
@@ -70,16 +70,12 @@ def abstract_eval(abstract_inputs):
 """
 
 
-@pytest.fixture(scope="module")
-def gpu():
+@pytest.fixture(scope="module", autouse=True)
+def peer_has_the_gpu(gpu):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
-        patch.setenv("CHAINRULE_FAKE_GPU", UUID)
-        library, device = install(patch.setattr)
-        install_for_peer(device, patch.setattr)
-        yield library
-        for path in buffers_of(os.getpid()):
-            path.unlink()
+        if not ON_GPU:
+            install_for_peer(gpu.device, patch.setattr)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +98,7 @@ def peer(gpu, tmp_path_factory):
         "TESSERACT_OUTPUT_PATH": str(folder),
         "TESSERACT_GPU_TRANSPORT": "cuda_ipc",
     }
-    command = [str(Path(sys.executable).with_name("tesseract-runtime"))]
+    command = [sys.executable, "-c", "from tesseract_core.runtime.cli import main; main()"]
     process = subprocess.Popen(
         [*command, "serve", "--port", str(port)],
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -122,12 +118,12 @@ def peer(gpu, tmp_path_factory):
             path.unlink()
 
 
-def test_its_client_finds_the_transport_and_uses_it(served):
+def test_its_client_finds_the_transport_and_uses_it(gpu, served):
     with Tesseract.from_url(served) as tesseract:
         assert tesseract.resolve_gpu_transport() == "cuda_ipc"
         by_reference = tesseract.with_encoding(gpu_transport="cuda_ipc")
         for number in range(1, 5):
-            given = DeviceArray(number * X)
+            given = gpu.put(number * X)
             found = by_reference.apply({"x": given})["y"]
             np.testing.assert_allclose(found.copy_to_host(), 3 * (number * X) ** 2, rtol=1e-6)
             products = by_reference.vector_jacobian_product(
@@ -140,19 +136,20 @@ def test_its_client_finds_the_transport_and_uses_it(served):
         np.testing.assert_allclose(through_host, 3 * X**2, rtol=1e-6)
 
 
-def test_exports_are_used_again_when_its_client_is_done(served):
+def test_exports_are_used_again_when_its_client_is_done(gpu, served):
     worker = next(w["pid"] for w in Component.from_url(served).transport.server.status()["workers"])
     with Tesseract.from_url(served) as tesseract:
         by_reference = tesseract.with_encoding(gpu_transport="cuda_ipc")
-        by_reference.apply({"x": DeviceArray(X)})
-        by_reference.apply({"x": DeviceArray(X)})
-        before = buffers_of(worker)
-        for _ in range(20):
-            by_reference.apply({"x": DeviceArray(X)})
-        assert buffers_of(worker) == before
+        by_reference.apply({"x": gpu.put(X)})
+        by_reference.apply({"x": gpu.put(X)})
+        before = buffers_of(worker), gpu.used_bytes
+        for _ in range(300 if ON_GPU else 20):
+            by_reference.apply({"x": gpu.put(X)})
+        assert buffers_of(worker) == before[0]
+        assert gpu.used_bytes <= before[1] + 2**26 * ON_GPU
 
 
-def test_what_it_sends_is_what_its_models_say(served):
+def test_what_it_sends_is_what_its_models_say(gpu, served):
     body = orjson.dumps({"inputs": {"x": X.tolist()}})
     headers = {
         "Content-Type": "application/json",
@@ -168,18 +165,18 @@ def test_what_it_sends_is_what_its_models_say(served):
 
 def test_our_client_exchanges_memory_with_its_server(gpu, peer):
     with contextlib.closing(Component.from_url(peer)) as component:
-        uploads = gpu.uploads
+        uploads = getattr(gpu.library, "uploads", 0)
         for number in range(1, 6):
-            given = DeviceArray(number * X)
+            given = gpu.put(number * X)
             found = component.apply({"x": given})["y"]
-            assert gpu.holds(found)
-            np.testing.assert_allclose(found.get(), 3 * (number * X) ** 2, rtol=1e-6)
+            np.testing.assert_allclose(gpu.get(found), 3 * (number * X) ** 2, rtol=1e-6)
             products = component.vector_jacobian_product({"x": given}, ["x"], ["y"], {"y": given})
-            np.testing.assert_allclose(products["x"].get(), 6 * (number * X) ** 2, rtol=1e-6)
-        assert gpu.uploads == uploads + 1  # the check
-        assert component.transport.device_library() is gpu
+            np.testing.assert_allclose(gpu.get(products["x"]), 6 * (number * X) ** 2, rtol=1e-6)
+        if not ON_GPU:
+            assert gpu.library.uploads == uploads + 1 + 5  # the check, and `put`
+        assert component.transport.device_library() is gpu.library
         sent = component.transport._devices.link().exchange
-        described = sent.write(DeviceArray(X), sent.pool.take(X.nbytes))
+        described = sent.write(gpu.put(X), sent.pool.take(X.nbytes))
         assert re.fullmatch(r"[0-9a-f-]{36}:[A-Za-z0-9+/=]{88}:0:\d+", described.place)
         encoded = {
             "object_type": "array", "shape": list(described.shape), "dtype": described.dtype,

@@ -3,7 +3,12 @@
 JAX's `buffer_callback` also exists on the CPU, so that real compiled programs hand over real buffers.
 """
 
+import json
+import os
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +18,7 @@ from pydantic import BaseModel
 
 from chainrule import apply_component, component_errors
 from chainrule.runtime import Array, Differentiable, Float32, WithResiduals, load_component
-from device.fake import STREAM, DeviceArray, hand_over_buffers, install
+from device.fake import STREAM, UUID, DeviceArray, hand_over_buffers, install
 from device.gpu import gpus
 
 pytestmark = pytest.mark.skipif(
@@ -178,3 +183,21 @@ def test_residuals_stay_on_the_device(library):
     for number in range(1, 4):
         np.testing.assert_allclose(program(number * X)[1], 6 * number * X, rtol=1e-6)
     assert len(passes) == 3
+
+
+@pytest.mark.parametrize("command", ["check", "inspect"])
+def test_commands_show_the_device(command):
+    source = Path(__file__).with_name("exchanged.py")
+    environment = {
+        **os.environ,
+        "CHAINRULE_FAKE_GPU": UUID,
+        "PYTHONPATH": os.pathsep.join([str(source.parents[1]), *sys.path]),
+    }
+    found = subprocess.run(
+        [sys.executable, "-m", "chainrule", command, str(source), "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(found.stdout)["device"] == "cuda"

@@ -32,8 +32,11 @@ def _check(options: Namespace) -> int:
         # A local component makes its document here, which finds fields that cannot be described to callers.
         document = read_document(options)
         endpoints = _endpoints(document)
+        device = document.get("x-device")
         facts = {"ok": True, "name": document["info"]["title"], "endpoints": endpoints}
         title = f"{Document(document).title} is fine"
+        if device is not None:
+            facts["device"], title = device, f"{title}, on {device}"
         columns = ("endpoint", "available")
         write_result(
             options, facts, lambda: make_table(title, columns, list(endpoints.items())), to=stdout

@@ -21,6 +21,7 @@ _http          the transport to a server
 _forward_passes  which inputs a server has kept for derivatives
 _connections   HTTP/1.1 connections: addresses, deadlines, limits
 _same_host     large bodies in shared memory, where the server is on this host
+_devices       arrays on a GPU that stay there, where the component is on this host
 _subprocess    the transport to a process of its own
 _environment   the virtual environment of such a process
 _jobs          calls in the background, and the progress bar

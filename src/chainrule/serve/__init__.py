@@ -24,6 +24,7 @@ _worker_handles  a worker as the server sees it: a process, or a thread
 _worker          a worker process, from the inside
 _server_endpoints  endpoints beside the component's: check_gradients, minimize, plot
 _answering       from the bytes of a call to the bytes of its reply
+_devices         arrays on a GPU that stay there, in requests and answers
 _problems        errors as `application/problem+json`
 
 Beside it:
