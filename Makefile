@@ -73,9 +73,7 @@ test: $(STAMP) $(NEXT_STAMP) $(OLDEST_STAMP)  ## Run all tests
 # On a machine with a GPU, with its own Python: what that lacks is in .device-packages, made by
 # scripts/device_packages.sh where a package index can be reached.
 test-device:  ## Run the tests that need a GPU, and measure
-	PYTHONPATH=src:.device-packages JAX_PLATFORMS=cuda,cpu XLA_PYTHON_CLIENT_PREALLOCATE=false \
-	    python3 -m pytest -q -p no:cacheprovider --confcutdir=tests tests/device
-	PYTHONPATH=src:.device-packages XLA_PYTHON_CLIENT_PREALLOCATE=false python3 -m benchmarks.device_components
+	@scripts/test_device.sh
 
 lint: $(STAMP)  ## Lint, format check, types, floors
 	@$(BIN)/ruff check .

@@ -119,16 +119,19 @@ class _Handle(ctypes.Structure):
     _fields_ = (("content", ctypes.c_char * _HANDLE_BYTES),)
 
 
-class _CudaDevice(ExchangeDevice):
+class CudaDevice(ExchangeDevice):
     """The first GPU that this process sees, by CUDA's driver.
+
+    Args:
+        library: of the driver.
 
     Raises:
         OSError: there is no driver.
         StorageError: the driver has no GPU that can be used.
     """
 
-    def __init__(self) -> None:
-        self._driver = ctypes.CDLL("libcuda.so.1")
+    def __init__(self, library: str = "libcuda.so.1") -> None:
+        self._driver = ctypes.CDLL(library)
         device, context, free, total = (
             ctypes.c_int(),
             ctypes.c_void_p(),
@@ -219,7 +222,7 @@ class _CudaDevice(ExchangeDevice):
 def exchange_device() -> ExchangeDevice | None:
     """The GPU that this process exchanges memory of; `None` where there is none."""
     try:
-        return _CudaDevice()
+        return CudaDevice()
     except (OSError, StorageError):
         return None
 

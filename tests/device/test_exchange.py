@@ -151,7 +151,9 @@ def test_many_calls_leave_nothing(gpu, remote):
 
 
 def test_a_call_without_an_answer_keeps_its_memory_from_others(gpu):
-    with serving() as url, contextlib.closing(Component.from_url(url, timeout=2.0)) as remote:
+    with serving() as url, contextlib.closing(Component.from_url(url, timeout=5.0)) as remote:
+        with contextlib.closing(Component.from_url(url)) as patient:
+            patient.apply({"x": gpu.put(X)})  # kernels are compiled
         remote.apply({"x": gpu.put(X)})
         pool = remote.transport._devices.link().exchange.pool
         before = pool.held_bytes
