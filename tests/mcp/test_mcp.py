@@ -137,6 +137,11 @@ def test_progress_and_cancellation():
         hanging.cancel()
         with pytest.raises(asyncio.CancelledError):
             await hanging
+        # A client that stops waiting stops the work, too.
+        with pytest.raises(Exception, match="[Tt]imed out"):
+            await c.call_tool(
+                "tool_component_apply", {**X, "mode": "hang"}, read_timeout_seconds=0.5
+            )
         # There is one worker: it answers because the work was stopped.
         assert (await c.call_tool("tool_component_apply", X)).structured_content == {
             "y": [2.0, 18.0]

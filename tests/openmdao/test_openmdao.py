@@ -157,12 +157,9 @@ def test_sparse_rows_and_columns():
     np.testing.assert_allclose(
         problem.compute_totals(of=["result"], wrt=["x"])["result", "x"], dense
     )
-    declared = (
-        wrapped._declared_partials_patterns
-        if hasattr(wrapped, "_declared_partials_patterns")
-        else None
-    )
-    assert declared is None or len(declared) == 1
+    declared = problem.check_partials(out_stream=None)["s"]["result", "x"]
+    places = sorted(zip(declared["rows"].tolist(), declared["cols"].tolist(), strict=True))
+    assert places == sorted(zip(*map(np.ndarray.tolist, np.nonzero(dense)), strict=True))
 
 
 @component(framework="jax")
