@@ -468,6 +468,9 @@ def test_a_folder_says_what_its_image_is_called(tmp_path, capsys):
     code, _, error = run(capsys, folder, "--memory", "lots", "--allow-tag")
     assert code == 2
     assert "--memory" in error
+    code, _, error = run(capsys, "127.0.0.1:1/team/heat:1")
+    assert code == 1
+    assert "--allow-tag" in error
 
 
 APISERVER = os.environ.get("CHAINRULE_KUBECTL")

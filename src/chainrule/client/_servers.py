@@ -582,11 +582,11 @@ def _check_list(urls: Any) -> None:
     Raises:
         InputError: they are not, or there are none (`bad_url`).
     """
-    is_list = isinstance(urls, Sequence) and not isinstance(urls, str) and len(urls) > 0
-    if not is_list or not all(isinstance(url, str) for url in urls):
+    is_list = isinstance(urls, Sequence) and not isinstance(urls, str)
+    if not is_list or not urls or not all(isinstance(url, str) for url in urls):
+        found = "an empty list" if is_list and not urls else describe_value(urls)
         raise InputError(
-            'Expected a list of URLs, such as ["http://a:8000", "http://b:8000"]; found '
-            f"{describe_value(urls)}.",
+            f'Expected a list of URLs, such as ["http://a:8000", "http://b:8000"]; found {found}.',
             code="bad_url",
         )
 

@@ -252,7 +252,9 @@ class Registry:
             except (OSError, ValueError) as error:
                 reason = getattr(error, "reason", error)
                 raise TransportError(
-                    f"The registry {self.host} cannot be reached: {reason}.", code="unreachable"
+                    f"The registry {self.host} cannot be reached: {reason}. Check its name and port, and "
+                    "that this machine may connect to it.",
+                    code="unreachable",
                 ) from error
         raise AssertionError("unreachable: the second attempt returns or raises")
 

@@ -83,7 +83,10 @@ class BearerToken:
 
 def _unauthorized(scope: Mapping[str, Any]) -> UnauthorizedError:
     if b"authorization" in dict(scope["headers"]):
-        return UnauthorizedError("The token that was sent is not one that this server knows.")
+        return UnauthorizedError(
+            "The token that was sent is not one that this server knows; it may have been replaced. Ask the "
+            "server's operator for the present one."
+        )
     return UnauthorizedError(
         "This server asks for a token: Authorization: Bearer <token>. Pass it to Component.from_url(url, "
         "token=…), or its file to commands: --token-file."

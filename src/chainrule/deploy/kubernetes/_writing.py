@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from chainrule._errors import StorageError
+from chainrule._errors import StorageError, TransportError
 from chainrule.deploy._registry import Reference, Registry
 
 _NOT_TEXT = {"yes", "no", "on", "off", "true", "false", "null"}
@@ -108,4 +108,12 @@ def pinned_image(reference: str) -> str:
     if "@sha256:" in reference:
         return reference
     parsed = Reference.parse(reference)
-    return f"{parsed.name}@{Registry(parsed.host).digest(parsed)}"
+    try:
+        return f"{parsed.name}@{Registry(parsed.host).digest(parsed)}"
+    except TransportError as error:
+        raise TransportError(
+            f"{error.message} Without it, name the image by its digest (…@sha256:…), or write the tag with "
+            "--allow-tag.",
+            code=error.code,
+            details=error.details,
+        ) from error

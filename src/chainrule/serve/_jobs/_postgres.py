@@ -984,7 +984,8 @@ def _break(connection: psycopg.Connection) -> None:
 def _said(error: psycopg.Error) -> str:
     """What the database says, in one line. libpq does not repeat passwords."""
     said = error.diag.message_primary or str(error) or type(error).__name__
-    return " ".join(said.split()).rstrip(".")
+    lines = (" ".join(line.split()) for line in said.splitlines())
+    return "; ".join(line for line in lines if line).rstrip(".?")
 
 
 def _unreachable(reason: str) -> StorageError:
