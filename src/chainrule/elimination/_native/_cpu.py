@@ -48,6 +48,7 @@ from chainrule.elimination._native._lower import (
     VectorMath,
     byte_size,
     literal,
+    loop,
 )
 from chainrule.elimination._native._scalars import NativeUnavailableError, ScalarProgram
 
@@ -93,7 +94,7 @@ def emit_handler(module: ir.Module, kernel: Kernel, *, threads: int) -> None:
     )
     result_buffers = _field(builder, frame, FRAME_RESULTS, POINTER)
     results = _data_pointers(builder, result_buffers, kernel.counts[1])
-    size = _element_count(builder, handler, builder.load(result_buffers, typ=POINTER))
+    size = _element_count(builder, builder.load(result_buffers, typ=POINTER))
     batch = builder.sdiv(size, ir.Constant(I64, kernel.counts[1][0]))
     blocks = builder.sdiv(batch, ir.Constant(I64, kernel.lanes))
     function = kernel.emit()
@@ -244,18 +245,8 @@ def _emit_fill(module: ir.Module, name: str, number: ir.Constant) -> ir.Function
     function.linkage = "internal"
     target, count = function.args
     builder = ir.IRBuilder(function.append_basic_block())
-    entry = builder.block
-    head, body, done = (function.append_basic_block(n) for n in ("head", "body", "done"))
-    builder.branch(head)
-    builder.position_at_end(head)
-    index = builder.phi(I64)
-    index.add_incoming(ir.Constant(I64, 0), entry)
-    builder.cbranch(builder.icmp_signed("<", index, count), body, done)
-    builder.position_at_end(body)
-    builder.store(number, builder.gep(target, [index], source_etype=number.type))
-    index.add_incoming(builder.add(index, ir.Constant(I64, 1)), body)
-    builder.branch(head)
-    builder.position_at_end(done)
+    with loop(builder, ir.Constant(I64, 0), count) as index:
+        builder.store(number, builder.gep(target, [index], source_etype=number.type))
     builder.ret_void()
     return function
 
@@ -320,25 +311,16 @@ class _Rest:
         )  # fmt: skip
 
 
-def _element_count(builder: ir.IRBuilder, function: ir.Function, buffer: Any) -> Any:
+def _element_count(builder: ir.IRBuilder, buffer: Any) -> Any:
     """The product of a buffer's dimensions."""
     rank = _field(builder, buffer, BUFFER_RANK, I64)
     dims = _field(builder, buffer, BUFFER_DIMENSIONS, POINTER)
-    entry = builder.block
-    head, body, done = (function.append_basic_block(name) for name in ("head", "body", "done"))
-    builder.branch(head)
-    builder.position_at_end(head)
-    axis, product = builder.phi(I64), builder.phi(I64)
-    axis.add_incoming(ir.Constant(I64, 0), entry)
-    product.add_incoming(ir.Constant(I64, 1), entry)
-    builder.cbranch(builder.icmp_signed("<", axis, rank), body, done)
-    builder.position_at_end(body)
-    size = builder.load(builder.gep(dims, [axis], source_etype=I64), typ=I64)
-    axis.add_incoming(builder.add(axis, ir.Constant(I64, 1)), body)
-    product.add_incoming(builder.mul(product, size), body)
-    builder.branch(head)
-    builder.position_at_end(done)
-    return product
+    product = builder.alloca(I64)
+    builder.store(ir.Constant(I64, 1), product)
+    with loop(builder, ir.Constant(I64, 0), rank) as axis:
+        size = builder.load(builder.gep(dims, [axis], source_etype=I64), typ=I64)
+        builder.store(builder.mul(builder.load(product), size), product)
+    return builder.load(product)
 
 
 # Kernels were measured on up to 16 processors.

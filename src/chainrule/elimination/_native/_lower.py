@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,24 @@ class _Literal(ir.Constant):
 
     def get_reference(self) -> str:
         return "0x" + struct.pack(">d", self.constant).hex()
+
+
+@contextmanager
+def loop(builder: ir.IRBuilder, first: Any, end: Any) -> Iterator[Any]:
+    """Emit the body of a loop over the numbers from `first` to `end` - 1; gives the number."""
+    entry = builder.block
+    head, body, done = (builder.append_basic_block(name) for name in ("head", "body", "done"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(I64)
+    index.add_incoming(first, entry)
+    builder.cbranch(builder.icmp_signed("<", index, end), body, done)
+    builder.position_at_end(body)
+    yield index
+    # The body may have ended in a block of its own.
+    index.add_incoming(builder.add(index, ir.Constant(I64, 1)), builder.block)
+    builder.branch(head)
+    builder.position_at_end(done)
 
 
 def pack(builder: ir.IRBuilder, lanes: Sequence[Any]) -> Any:
@@ -233,18 +252,8 @@ class Kernel:
         builder = ir.IRBuilder(function.append_basic_block("entry"))
         inputs = self.read_table(builder, in_table, len(self.counts[0]))
         outputs = self.read_table(builder, out_table, len(self.counts[1]))
-        entry = builder.block
-        head, body, done = (function.append_basic_block(n) for n in ("blocks", "block", "done"))
-        builder.branch(head)
-        builder.position_at_end(head)
-        block = builder.phi(I64)
-        block.add_incoming(first, entry)
-        builder.cbranch(builder.icmp_signed("<", block, end), body, done)
-        builder.position_at_end(body)
-        self._block(builder, builder.mul(block, ir.Constant(I64, self.lanes)), inputs, outputs)
-        block.add_incoming(builder.add(block, ir.Constant(I64, 1)), builder.block)
-        builder.branch(head)
-        builder.position_at_end(done)
+        with loop(builder, first, end) as block:
+            self._block(builder, builder.mul(block, ir.Constant(I64, self.lanes)), inputs, outputs)
         builder.ret_void()
         return function
 

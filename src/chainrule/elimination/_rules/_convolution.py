@@ -25,6 +25,7 @@ from chainrule.elimination._rules._equation import (
     LocalJacobian,
     Rule,
     term_structure,
+    transposition,
 )
 from chainrule.elimination._rules._fallback import fallback
 from chainrule.elimination._structure import Axis, Structure, Term, structure_of
@@ -195,8 +196,7 @@ def _kernel_edge(equation: Equation, geometry: _Geometry) -> tuple[Structure, li
     if found is None:
         return None
     structure, order = found
-    trivial = [v for v in held if v not in order]
-    return structure, [held.index(v) for v in (*order, *trivial)]
+    return structure, transposition(held, order)
 
 
 def _patches(x: Any, geometry: _Geometry, taps: Sequence[Tap], equation: Equation) -> Any:

@@ -152,3 +152,12 @@ def term_structure(
         valued=stored is not None, coefficient=coefficient,
     )  # fmt: skip
     return structure_of([term], index_map=index_map), order
+
+
+def transposition(held: Sequence[int], order: Sequence[int]) -> list[int]:
+    """How to transpose a value, whose axes are the variables `held`, for a term that stores `order`.
+
+    Variables of length 1 have no stored axis. They come last, where a reshape drops them.
+    """
+    trivial = [v for v in held if v not in order]
+    return [held.index(v) for v in (*order, *trivial)]

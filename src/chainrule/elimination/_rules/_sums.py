@@ -16,6 +16,7 @@ from chainrule.elimination._rules._equation import (
     constant,
     selecting,
     term_structure,
+    transposition,
 )
 from chainrule.elimination._structure import Axis, Structure
 
@@ -137,9 +138,7 @@ def _dot_edge(equation: Equation, position: int) -> tuple[Structure, list[int]] 
     if found is None:
         return None
     structure, order = found
-    # Loops of length 1 have no stored axis; where they stand does not matter to a reshape.
-    trivial = [v for v in held if v not in order]
-    return structure, [held.index(v) for v in (*order, *trivial)]
+    return structure, transposition(held, order)
 
 
 SUMMING_RULES: dict[str, Rule] = {
