@@ -138,7 +138,7 @@ def test_progress_and_cancellation():
         with pytest.raises(asyncio.CancelledError):
             await hanging
         # A client that stops waiting stops the work, too.
-        with pytest.raises(Exception, match="[Tt]imed out"):
+        with pytest.raises(Exception, match=r"[Tt]imed out"):
             await c.call_tool(
                 "tool_component_apply", {**X, "mode": "hang"}, read_timeout_seconds=0.5
             )
