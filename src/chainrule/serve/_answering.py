@@ -37,7 +37,7 @@ from chainrule._device import own_copy
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS
 from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule._lru_cache import LRUCache
-from chainrule._tracing import export_spans, span
+from chainrule._tracing import export_spans, is_traced, span
 from chainrule._trees import iterate_leaves
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
 from chainrule.runtime.internal import Run, failure_of, reuse_residuals
@@ -134,6 +134,8 @@ class Answerer:
         """Decode, compute, encode. An error becomes a problem reply."""
         if call.merged:
             return self._answer_merged(call)
+        if not is_traced(call.traceparent):
+            return self._reply(call)
         facts = {"chainrule.component": self.component.name, "chainrule.endpoint": call.endpoint}
         name = f"{self.component.name} {call.endpoint}"
         with span(name, kind="SERVER", parent=call.traceparent, attributes=facts) as current:
@@ -156,8 +158,11 @@ class Answerer:
             replies = [self._reply(call) for call in calls]
         return Reply(200, "application/octet-stream", pack_replies(replies))
 
-    def _encoded(self, call: Call, result: Any, run: Run | None = None) -> Reply:
-        form, run, exported = self._form(call), run or Run(self._config), ""
+    def _encoded(self, call: Call, result: Any) -> Reply:
+        return self._in_form(call, self._form(call), result, Run(self._config))
+
+    def _in_form(self, call: Call, form: Negotiated, result: Any, run: Run) -> Reply:
+        exported = ""
         if self.devices is not None and call.endpoint != CHECK_ENDPOINT:
             result, exported = self.devices.write(result, form)
         pieces = encode_result(result, form, self._config, lambda: run.folder.name)
@@ -198,16 +203,16 @@ class Answerer:
             return problem_reply(failure_of(call.endpoint, error), debug=self._config.debug)
 
     def _answer(self, call: Call) -> Reply:
-        self._form(call)  # what cannot be answered is not computed
+        form = self._form(call)  # what cannot be answered is not computed
         run = Run(self._config, run_id=call.run_id)
         payload = self._payload(call)
         if self.devices is not None and call.endpoint == CHECK_ENDPOINT:
             result, exported = self.devices.check(payload)
-            return _naming(self._encoded(call, result, run), exported)
+            return _naming(self._in_form(call, form, result, run), exported)
         self._passes.complete(call, payload)
         kept = self._passes.inputs_to_keep(call, payload)
         result = self.compute(call.endpoint, payload, run)
-        reply = self._encoded(call, result, run)
+        reply = self._in_form(call, form, result, run)
         return reply if kept is None else reply._replace(forward_pass=self._passes.keep(kept))
 
     def _form(self, call: Call) -> Negotiated:

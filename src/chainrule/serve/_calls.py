@@ -10,12 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from chainrule._errors import InputError, StorageError, TransportError
+from chainrule._errors import StorageError, TransportError
 from chainrule._same_host import INLINE_BYTES, Segment, SegmentPool
 from chainrule.serve._logs import Output
-
-# Far above what a sensible caller says, far below what fits into one packet to a worker.
-_MAX_TEXT = 1024
 
 
 class Watcher(Protocol):
@@ -90,11 +87,11 @@ class Call(NamedTuple):
         content_type, content_encoding, accept: the headers of these names.
         run_id: what the caller wants its files to be known by.
         traceparent: the caller's place in its trace.
+        forward_pass: `keep` in a call of `apply`, or the token of a kept pass in one of a derivative; see
+            `_answering.KeptPasses`.
         watcher: is told of its progress and output, where the call is a job.
         merged: whether the body holds several calls, see `_merging`.
         room: shared memory that the caller offers for the answer.
-        forward_pass: `keep` in a call of `apply`, or the token of a kept pass in one of a derivative; see
-            `_answering.KeptPasses`.
         exports_done: names of earlier answers on a GPU that their caller has read; see `_devices`.
     """
 
@@ -105,11 +102,11 @@ class Call(NamedTuple):
     accept: str | None = None
     run_id: str | None = None
     traceparent: str | None = None
+    forward_pass: str | None = None
+    exports_done: str = ""
     watcher: Watcher | None = None
     merged: bool = False
     room: Segment | None = None
-    forward_pass: str | None = None
-    exports_done: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -134,24 +131,6 @@ class Call(NamedTuple):
             "forward_pass": self.forward_pass,
             "exports_done": self.exports_done,
         }
-
-    def check(self) -> Call:
-        """This call, if what the caller says about it is short.
-
-        Raises:
-            InputError: something is too long (`bad_header`).
-        """
-        said = (
-            self.content_type, self.content_encoding, self.accept, self.run_id, self.traceparent,
-            self.forward_pass, self.exports_done,
-        )  # fmt: skip
-        if any(text is not None and len(text) > _MAX_TEXT for text in said):
-            raise InputError(
-                "Content-Type, Content-Encoding, Accept, traceparent, Chainrule-Forward-Pass, "
-                f"Tesseract-Exports-Done and run_id have at most {_MAX_TEXT} characters.",
-                code="bad_header",
-            )
-        return self
 
 
 class Reply(NamedTuple):

@@ -244,6 +244,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _waits_since = 0.0
     _got_on = False  # the last packet completed a head, brought some of a body, or ended a request
     _head_bytes = 0  # of packets that did not
+    _is_in_head = False  # a request has begun, and its headers are not complete
 
     def __init__(
         self, read_timeout_s: float, connection_limit: ConnectionLimit, **state: Any
@@ -284,12 +285,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0 if self._got_on else self._head_bytes + len(data)
         if self._head_bytes > _MAX_HEAD_BYTES:
             self._end_with(_HEAD_TOO_LARGE_RESPONSE)
+        elif self._is_in_head and self._head_timer is None:
+            self._expect_head()  # most heads come in one packet, and need no timer
 
     def on_message_begin(self) -> None:
-        self._expect_head()
+        self._forget_head()
+        self._is_in_head = True
+        self._waits_since = time.monotonic()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        self._is_in_head = False
         self._forget_head()
         self._got_on = True
         if len(self.pipeline) >= _MAX_PIPELINED:
@@ -322,7 +328,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         """Expect the headers of a request in time."""
-        self._forget_head()
         self._waits_since = time.monotonic()
         self._head_timer = self.loop.call_later(
             self.read_timeout_s, self._end_with, _TIMEOUT_RESPONSE

@@ -9,8 +9,7 @@ process will read it; that is a property of the body (`SegmentBody`), not anothe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -37,6 +36,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # A caller that leaves is noticed only after this: most calls are over by then, and watching costs.
 _WATCH_AFTER_S = 0.03
 _NO_QUERY: Mapping[str, str] = {}
+# Far above what a sensible caller says, far below what fits into one packet to a worker.
+_MAX_TEXT = 1024
 # By this a caller names the version of the component that it knows: `x-content-hash` of its document.
 CONTENT_HASH_HEADER = b"chainrule-content-hash"
 # By this, a caller asks for the inputs of a forward pass to be kept, and names them later.
@@ -100,7 +101,7 @@ class Endpoint:
         nbytes = declared_length(headers, max_bytes)
         query = _query(scope["query_string"])
         self._check_hash(headers.get(CONTENT_HASH_HEADER))
-        call = self._call(headers, query, scope.get(RUN_ID) if self._names_runs else None).check()
+        told = self._told(headers, query, scope.get(RUN_ID) if self._names_runs else None)
         waits = _is_true(query, "wait", "true")
         is_job = b"idempotency-key" in headers or not waits
         memory = self._claim(headers, nbytes, is_job=is_job)
@@ -121,7 +122,7 @@ class Endpoint:
                 )
             else:
                 body = memory.body if pool is not None else await memory.read()
-            call = call._replace(body=body)
+            call = Call(self._name, body, *told)
             if is_job:
                 key = _text(headers.get(b"idempotency-key"))
                 is_idempotent = _is_true(query, "idempotent", "false")
@@ -166,20 +167,31 @@ class Endpoint:
         except ChainruleError as error:
             return problem_reply(error, debug=self._debug)
 
-    def _call(
+    def _told(
         self, headers: Mapping[bytes, bytes], query: Mapping[str, str], run_id: str | None
-    ) -> Call:
-        return Call(
-            self._name,
-            b"",
-            content_type=_text(headers.get(b"content-type")) or "",
-            content_encoding=(_text(headers.get(b"content-encoding")) or "").strip().lower(),
-            accept=_text(headers.get(b"accept")),
-            run_id=query.get("run_id", run_id),
-            traceparent=_text(headers.get(b"traceparent")),
-            forward_pass=_text(headers.get(FORWARD_PASS_HEADER)),
-            exports_done=_text(headers.get(EXPORTS_DONE_HEADER)) or "",
+    ) -> tuple[str, str, str | None, str | None, str | None, str | None, str]:
+        """What a caller says about a call, in the order of the fields of `Call`.
+
+        Raises:
+            InputError: something is too long (`bad_header`).
+        """
+        told = (
+            _text(headers.get(b"content-type")) or "",
+            (_text(headers.get(b"content-encoding")) or "").strip().lower(),
+            _text(headers.get(b"accept")),
+            query.get("run_id", run_id),
+            _text(headers.get(b"traceparent")),
+            _text(headers.get(FORWARD_PASS_HEADER)),
+            _text(headers.get(EXPORTS_DONE_HEADER)) or "",
         )
+        for text in told:
+            if text is not None and len(text) > _MAX_TEXT:
+                raise InputError(
+                    "Content-Type, Content-Encoding, Accept, traceparent, Chainrule-Forward-Pass, "
+                    f"Tesseract-Exports-Done and run_id have at most {_MAX_TEXT} characters.",
+                    code="bad_header",
+                )
+        return told
 
     async def _answer(
         self, call: Call, memory: ClientMemory | None, receive: Receive
@@ -338,33 +350,51 @@ class Intake:
         self._max_bytes = max_bytes
         self._held = 0
 
-    @contextmanager
-    def room_for(self, nbytes: int | None) -> Iterator[Grow]:
-        """Room for one body while it is read and used.
+    def room_for(self, nbytes: int | None) -> _Room:
+        """Room for one body while it is read and used: a context manager.
 
         Args:
-            nbytes: the declared length. Without one what is yielded is told how much has come.
+            nbytes: the declared length. Without one what is entered is told how much has come.
 
         Raises:
-            CallError: all memory is in use (`memory_busy`); what is yielded raises it too.
+            CallError: all memory is in use (`memory_busy`); what is entered raises it too.
         """
-        taken = 0
+        return _Room(self, nbytes)
 
-        def grow(more: int) -> None:
-            nonlocal taken
-            of_others = self._held - taken
-            if of_others and self._held + more > self._max_bytes:
-                raise CallError.unavailable(
-                    "The server holds as much data as it may.", "memory_busy"
-                )
-            self._held += more
-            taken += more
+    def take(self, more: int, taken: int) -> None:
+        """Take memory for a body that has some already.
 
-        try:
-            grow(nbytes or 0)
-            yield grow if nbytes is None else _keep
-        finally:
-            self._held -= taken
+        Raises:
+            CallError: all memory is in use (`memory_busy`), and others use some of it.
+        """
+        of_others = self._held - taken
+        if of_others and self._held + more > self._max_bytes:
+            raise CallError.unavailable("The server holds as much data as it may.", "memory_busy")
+        self._held += more
+
+    def give_back(self, taken: int) -> None:
+        """The memory of a body is free."""
+        self._held -= taken
+
+
+class _Room:
+    """The memory of one body; see `Intake.room_for`."""
+
+    __slots__ = ("_intake", "_nbytes", "_taken")
+
+    def __init__(self, intake: Intake, nbytes: int | None) -> None:
+        self._intake, self._nbytes, self._taken = intake, nbytes, 0
+
+    def __enter__(self) -> Grow:
+        self._grow(self._nbytes or 0)
+        return self._grow if self._nbytes is None else _keep
+
+    def __exit__(self, *_: object) -> None:
+        self._intake.give_back(self._taken)
+
+    def _grow(self, more: int) -> None:
+        self._intake.take(more, self._taken)
+        self._taken += more
 
 
 def _keep(nbytes: int) -> None:
@@ -414,50 +444,83 @@ async def read_body(
         SlowCallerError: the caller paused too long, or is too slow.
         Disconnected: the caller went away.
     """
-    chunks = body_chunks(receive, timeout_s, max_bytes, grow)
+    reader = BodyReader(receive, timeout_s, max_bytes, grow)
     if pool is not None and nbytes is not None and nbytes > INLINE_BYTES:
-        return await _into_segment(chunks, nbytes, pool)
-    body = b"".join([chunk async for chunk in chunks])
+        return await _into_segment(reader, nbytes, pool)
+    body = await reader.next()
+    if reader.has_more:
+        chunks = [body]
+        while reader.has_more:
+            chunks.append(await reader.next())
+        body = b"".join(chunks)
     return body if pool is None else place_body(body, pool)
 
 
-async def body_chunks(
-    receive: Receive, timeout_s: float, max_bytes: int, grow: Grow
-) -> AsyncIterator[bytes]:
-    """The chunks of one body, within time and size."""
-    loop = asyncio.get_running_loop()
-    began, total, has_more = loop.time(), 0, True
-    while has_more:
+class BodyReader:
+    """Reads one body piece by piece, within time and size.
+
+    Args:
+        receive: of the ASGI connection.
+        timeout_s: see `read_body`.
+        max_bytes: of the body.
+        grow: makes room for what has come.
+
+    Attributes:
+        has_more: whether there is a further piece.
+    """
+
+    def __init__(self, receive: Receive, timeout_s: float, max_bytes: int, grow: Grow) -> None:
+        self._receive = receive
+        self._timeout_s = timeout_s
+        self._max_bytes = max_bytes
+        self._grow = grow
+        self._began = asyncio.get_running_loop().time()
+        self._total = 0
+        self.has_more = True
+
+    async def next(self) -> bytes:
+        """The next piece.
+
+        Raises:
+            LimitError: too large (`body_too_large`).
+            SlowCallerError: the caller paused too long, or is too slow.
+            Disconnected: the caller went away.
+        """
         # One byte now and then would hold a connection, and the memory that the body needs, for days.
-        next_by = loop.time() + timeout_s
-        all_by = began + timeout_s + total / _MIN_PACE
+        now = asyncio.get_running_loop().time() if self._total else self._began
+        next_by = now + self._timeout_s
+        all_by = self._began + self._timeout_s + self._total / _MIN_PACE
         try:
             async with asyncio.timeout_at(min(next_by, all_by)):
-                message = await receive()
+                message = await self._receive()
         except TimeoutError:
-            if not total or next_by <= all_by:
-                why = f"The next part of the body did not come within {timeout_s:g} s."
-            else:
-                why = f"The body comes too slowly: {total} bytes in {loop.time() - began:.0f} s."
-            raise SlowCallerError(why) from None
+            raise self._too_slow(is_pause=not self._total or next_by <= all_by) from None
         if message["type"] == "http.disconnect":
             raise Disconnected
-        chunk: bytes = message.get("body", b"")
-        total += len(chunk)
-        if total > max_bytes:
-            raise _too_large(max_bytes)
-        grow(len(chunk))
-        has_more = message.get("more_body", False)
-        yield chunk
+        piece: bytes = message.get("body", b"")
+        self._total += len(piece)
+        if self._total > self._max_bytes:
+            raise _too_large(self._max_bytes)
+        self._grow(len(piece))
+        self.has_more = message.get("more_body", False)
+        return piece
+
+    def _too_slow(self, *, is_pause: bool) -> SlowCallerError:
+        if is_pause:
+            return SlowCallerError(
+                f"The next part of the body did not come within {self._timeout_s:g} s."
+            )
+        seconds = asyncio.get_running_loop().time() - self._began
+        return SlowCallerError(
+            f"The body comes too slowly: {self._total} bytes in {seconds:.0f} s."
+        )
 
 
-async def _into_segment(
-    chunks: AsyncIterator[bytes], nbytes: int, pool: SegmentPool
-) -> SegmentBody:
+async def _into_segment(reader: BodyReader, nbytes: int, pool: SegmentPool) -> SegmentBody:
     try:
         body, position = SegmentBody.create(nbytes, pool), 0
-        async for chunk in chunks:
-            position = body.segment.write_at(position, chunk)
+        while reader.has_more:
+            position = body.segment.write_at(position, await reader.next())
     except OSError:
         raise no_memory() from None
     return body

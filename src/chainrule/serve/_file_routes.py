@@ -26,7 +26,7 @@ from starlette.routing import Route
 from chainrule._errors import ChainruleError, DecodeError, InputError, LimitError, StorageError
 from chainrule._files import open_private, whole_file
 from chainrule.runtime import ComponentConfig
-from chainrule.serve._endpoint import Disconnected, body_chunks, declared_length
+from chainrule.serve._endpoint import BodyReader, Disconnected, declared_length
 from chainrule.serve._options import ServeOptions
 from chainrule.serve._problems import problem_reply
 
@@ -77,15 +77,15 @@ class Exchange:
             if self._kept + self._under_way > self._max_bytes:
                 raise _full()
 
-        chunks = body_chunks(request.receive, self._timeout_s, self._max_bytes, grow)
+        reader = BodyReader(request.receive, self._timeout_s, self._max_bytes, grow)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (
                 whole_file(folder / name) as temporary,
                 open(temporary, "xb", opener=open_private) as file,
             ):
-                async for chunk in chunks:
-                    await asyncio.to_thread(file.write, chunk)
+                while reader.has_more:
+                    await asyncio.to_thread(file.write, await reader.next())
             self._kept += taken
         except OSError as error:
             raise StorageError(f"The file cannot be kept: {error.strerror}.") from error

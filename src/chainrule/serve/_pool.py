@@ -135,6 +135,7 @@ class Metrics:
         endpoints: name → what passed through.
         reuse: what was kept from earlier calls, and whether it was there (`results_hit`, …) → how often.
         recent: when the last requests ended (`time.perf_counter`), and how long they took.
+        under_way: how many calls wait or run.
     """
 
     def __init__(self) -> None:
@@ -142,6 +143,7 @@ class Metrics:
         self.endpoints: dict[str, EndpointMetrics] = {}
         self.reuse: Counter[str] = Counter()
         self.recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)
+        self.under_way = 0
 
     async def counted(
         self, call: Call, answer: Awaitable[Reply], *, is_call: bool, is_request: bool
@@ -157,34 +159,40 @@ class Metrics:
         start = time.perf_counter()
         outcome: str | None = "cancelled"
         status, sent = _CANCELLED, 0
+        self.under_way += is_call
         try:
             reply = await answer
             outcome, status, sent = "answered", reply.status, reply.nbytes
-            if is_call:
+            if is_call and reply.reuse:
                 self.reuse.update(reply.reuse)
             return reply
         except ChainruleError as error:
             outcome, status = _OUTCOME_OF_CODE.get(error.code), error.http_status
             raise
         finally:
+            self.under_way -= is_call
             if is_call and outcome is not None:
                 self.outcomes[outcome] += 1
             if is_request:
-                self._add(call, status, time.perf_counter() - start, sent)
+                self._add(call, status, start, sent)
 
-    def refuse(self, endpoint: str, status: int) -> None:
+    def refuse(self, endpoint: str, status: int) -> EndpointMetrics:
         """Count a request that was turned away before it reached a pool; it took no time."""
-        entry = self.endpoints.setdefault(endpoint, EndpointMetrics())
+        entry = self.endpoints.get(endpoint)
+        if entry is None:
+            entry = self.endpoints[endpoint] = EndpointMetrics()
         entry.statuses[status] = entry.statuses.get(status, 0) + 1
+        return entry
 
-    def _add(self, call: Call, status: int, seconds: float, sent: int) -> None:
-        self.refuse(call.endpoint, status)
-        entry = self.endpoints[call.endpoint]
+    def _add(self, call: Call, status: int, start: float, sent: int) -> None:
+        end = time.perf_counter()
+        seconds = end - start
+        entry = self.refuse(call.endpoint, status)
         entry.buckets[bisect_left(BOUNDS_S, seconds)] += 1
         entry.seconds += seconds
         entry.received += call.nbytes
         entry.sent += sent
-        self.recent.append((time.perf_counter(), seconds))
+        self.recent.append((end, seconds))
 
     @property
     def total(self) -> int:
@@ -212,7 +220,6 @@ class Pool(ABC):
         memory: where large bodies are handed over in shared memory, if they are.
         max_queue: how many calls may wait.
         metrics: what is counted.
-        under_way: how many calls wait or run.
         is_stopping: whether no new calls are taken.
     """
 
@@ -221,7 +228,6 @@ class Pool(ABC):
     def __init__(self, *, max_queue: int) -> None:
         self.max_queue = max_queue
         self.metrics = Metrics()
-        self.under_way = 0
         self.is_stopping = False
 
     @abstractmethod
@@ -277,20 +283,21 @@ class Pool(ABC):
         """
         return body if self.memory is None else place_body(body, self.memory)
 
-    async def call(self, call: Call) -> Reply:
+    @property
+    def under_way(self) -> int:
+        """How many calls wait or run."""
+        return self.metrics.under_way
+
+    def call(self, call: Call) -> Awaitable[Reply]:
         """Have a call answered, and count it.
 
         Raises:
             CallError: no room, stopping, or the worker died or hung.
         """
-        self.under_way += 1
-        try:
-            # The calls in a merged one are requests, each of which its merger counts.
-            return await self.metrics.counted(
-                call, self.answer(call), is_call=True, is_request=not call.merged
-            )
-        finally:
-            self.under_way -= 1
+        # The calls in a merged one are requests, each of which its merger counts.
+        return self.metrics.counted(
+            call, self.answer(call), is_call=True, is_request=not call.merged
+        )
 
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""
@@ -316,13 +323,13 @@ class Service:
     facts: Facts
     merger: Merger | None = None
 
-    async def call(self, call: Call) -> Reply:
+    def call(self, call: Call) -> Awaitable[Reply]:
         """Have a call answered, alone or together with others.
 
         Raises:
             CallError: as by the pool.
         """
-        return await (self.pool if self.merger is None else self.merger).call(call)
+        return (self.pool if self.merger is None else self.merger).call(call)
 
 
 class WorkerPool(Pool):

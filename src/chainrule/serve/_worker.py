@@ -103,7 +103,8 @@ class Worker:
         descriptors = iter(message.descriptors)
         body = self._mapped.get(next(descriptors)) if "body" in message.header else None
         room = self._mapped.get(next(descriptors)) if "room" in message.header else None
-        with following(self._connection, message):
+        is_watched = "watch" in message.header
+        with following(self._connection, message) if is_watched else contextlib.nullcontext():
             reply = self._reply(answerer, message, body)
         self._send(reply, room)
 
@@ -221,9 +222,6 @@ def following(connection: socket.socket, message: Message) -> Iterator[None]:
         connection: to the server.
         message: the call; the last of its descriptors is where output goes.
     """
-    if "watch" not in message.header:
-        yield
-        return
 
     def emit(fraction: float, text: str) -> None:
         send_message(connection, {"progress": [fraction, text[:1000]]})

@@ -198,7 +198,8 @@ class WorkerProcess:
         room = self._room(call)
         answer = self._send_call(call, room)
         try:
-            reply = self._to_reply(await asyncio.wait_for(answer, timeout_s), room)
+            message = await (answer if timeout_s is None else asyncio.wait_for(answer, timeout_s))
+            reply = self._to_reply(message, room)
             self._release(call, room, reply)
             return reply
         except TimeoutError:
@@ -444,7 +445,7 @@ class WorkerThread:
         self._answer = answer = self._loop.create_future()
         self._calls.put(partial(self._reply_to, call, answer))
         try:
-            return await asyncio.wait_for(answer, timeout_s)
+            return await (answer if timeout_s is None else asyncio.wait_for(answer, timeout_s))
         except TimeoutError:
             assert timeout_s is not None
             raise too_slow(call.endpoint, timeout_s, was_stopped=False) from None
