@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from chainrule.runtime import Array, Float64, component
+from chainrule.runtime import Array, Differentiable, Float64, component
 
 Rows = Array[("n", 2), Float64]
 Anything = Array[..., Float64]
@@ -37,5 +37,14 @@ def anything(x: Anything, trace: str) -> Anything:
 @component(batching="elementwise", merge_up_to=4)
 def point(x: Point, trace: str) -> Point:
     """Says that it batches, but its schema does not let it."""
+    note(trace, x)
+    return x**2
+
+
+Cases = Differentiable[Array[("n", 2), Float64]]
+
+
+@component(batching="leading", merge_up_to=4)
+def cases(x: Cases, trace: str) -> Cases:
     note(trace, x)
     return x**2

@@ -7,6 +7,7 @@ on how fast anything is.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,31 @@ def test_a_schema_that_does_not_allow_it(served, tmp_path):
         for k, answer in enumerate(together(served, "/c/point/apply", requests)):
             np.testing.assert_array_equal(answer.tree["result"], [(shift + k) ** 2, 1.0])
     assert trace.read_text() == "(2,)\n" * 8
+
+
+def test_calls_of_both_protocols_are_one_evaluation(start_server, tmp_path):
+    served = start_server(
+        components=f"{COMPONENTS}:cases", workers=1, merge_delay_s=60.0, umbridge=True
+    )
+    trace = str(tmp_path / "trace")
+    config = {"shapes": {"x": [1, 2]}, "inputs": {"trace": trace}}
+    evaluate = {"name": "cases", "config": config}
+    assert served.post("/OutputSizes", evaluate).status == 200  # asks for the sizes once
+    (tmp_path / "trace").unlink(missing_ok=True)
+    requests = [
+        ("/Evaluate", {**evaluate, "input": [[1.0, 2.0]]}),
+        ("/Evaluate", {**evaluate, "input": [[3.0]]}),
+        ("/c/cases/apply", {"inputs": {"x": [[3.0, 4.0]], "trace": trace}}),
+        ("/Evaluate", {**evaluate, "input": [[5.0, 6.0]]}),
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        first, refused, plain, last = pool.map(lambda request: served.post(*request), requests)
+    assert first.tree == {"output": [[1.0, 4.0]]}
+    assert last.tree == {"output": [[25.0, 36.0]]}
+    np.testing.assert_array_equal(plain.tree["result"], [[9.0, 16.0]])
+    assert refused.status == 400
+    assert refused.tree["error"]["type"] == "InvalidInput"
+    assert Path(trace).read_text() == "(3, 2)\n"
 
 
 def test_one_that_takes_the_worker_down_takes_nobody_along(start_server, tmp_path):

@@ -33,7 +33,7 @@ _jobs            calls that outlive the connection that asked for them
 _metrics         `/ready`, `/status` and `/metrics`
 _file_routes     files that callers upload and download
 _page            the page of a component, and its description at `/docs`
-_umbridge        the UM-Bridge protocol
+_umbridge        the UM-Bridge protocol, in a worker; its routes are in _umbridge_routes
 internal         what other packages of this project use
 """
 

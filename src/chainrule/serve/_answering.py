@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -51,6 +51,7 @@ from chainrule.serve._devices import (
 from chainrule.serve._merging import MergedCalls, pack_replies, unpack_calls
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._server_endpoints import ADDED, WITHOUT_ARRAYS, added_endpoints
+from chainrule.serve._umbridge import ANSWERS, EVALUATE, UmbridgeModels, as_umbridge
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +80,12 @@ class Answerer:
         self._passes = KeptPasses(self._config.max_residual_bytes)
         self._merged = MergedCalls(
             component, decode=self._payload, encode=self._encoded, answer=self._reply
+        )
+
+    @cached_property
+    def _umbridge(self) -> UmbridgeModels:
+        return UmbridgeModels(
+            self.component, lambda name, payload: self.compute(name, payload, Run(self._config))
         )
 
     @classmethod
@@ -149,7 +156,7 @@ class Answerer:
         return only_here(lambda: self._result(endpoint, payload, run))
 
     def _answer_merged(self, call: Call) -> Reply:
-        calls = unpack_calls(call.endpoint, call.body)
+        calls = unpack_calls(call.body)
         try:
             replies = only_here(lambda: self._merged.answer(calls))
         except Cancelled:
@@ -159,6 +166,8 @@ class Answerer:
         return Reply(200, "application/octet-stream", pack_replies(replies))
 
     def _encoded(self, call: Call, result: Any) -> Reply:
+        if call.endpoint == EVALUATE:
+            return self._umbridge.evaluated(call, result)
         return self._in_form(call, self._form(call), result, Run(self._config))
 
     def _in_form(self, call: Call, form: Negotiated, result: Any, run: Run) -> Reply:
@@ -182,8 +191,13 @@ class Answerer:
         return reply._replace(content_type=f"{reply.content_type}; gpu_transport=cuda_ipc")
 
     def _reply_of_host(self, call: Call) -> Reply:
+        if call.endpoint in ANSWERS:
+            return as_umbridge(self._answered(call, self._umbridge.answer))
+        return self._answered(call, self._answer)
+
+    def _answered(self, call: Call, answer: Callable[[Call], Reply]) -> Reply:
         try:
-            return self._answer(call)
+            return answer(call)
         except ChainruleError as error:
             if isinstance(error, ComponentError):  # callers' mistakes are not in the author's log
                 _log.error("%s", error.message, exc_info=error if self._config.debug else None)
@@ -228,6 +242,8 @@ class Answerer:
         """The data of a call, one of `count` calls that are in memory together."""
         config = self._config
         limits = config.limits.shared_by(count)
+        if call.endpoint == EVALUATE:
+            return self._umbridge.evaluation(call, limits)
         body, limits = expand_body(call.body, call.content_encoding, limits)
         payload = decode_body(
             body,

@@ -22,7 +22,7 @@ from chainrule._files import Scratch
 from chainrule._same_host import SegmentPool, is_supported
 from chainrule.runtime import ComponentConfig, LocalComponent
 from chainrule.serve._accounts import Accounts
-from chainrule.serve._calls import Facts
+from chainrule.serve._calls import Facts, url_name
 from chainrule.serve._endpoint import Endpoint, Intake
 from chainrule.serve._file_routes import Exchange
 from chainrule.serve._jobs import JobReplies, Jobs, job_routes, with_server_routes
@@ -36,7 +36,7 @@ from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
 from chainrule.serve._security import BearerToken
 from chainrule.serve._server_endpoints import ADDED
-from chainrule.serve._umbridge import umbridge_routes
+from chainrule.serve._umbridge_routes import umbridge_routes
 from chainrule.serve._watched_files import WatchedFiles, keep_looking
 
 _log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ class Server:
     async def _start(self) -> None:
         for pool in self._pools:
             facts = await pool.start()
-            name = _url_name(facts.name)
+            name = url_name(facts.name)
             if name in self.services:
                 raise DefinitionError(
                     f"Two components are called {name!r}; give one another name.",
@@ -360,10 +360,6 @@ def _as_sources(components: Any) -> list[Any]:
     if not sources:
         raise DefinitionError("There is no component to serve.", code="no_component")
     return sources
-
-
-def _url_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "component"
 
 
 async def _health(request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -89,10 +90,10 @@ class Call(NamedTuple):
         traceparent: the caller's place in its trace.
         forward_pass: `keep` in a call of `apply`, or the token of a kept pass in one of a derivative; see
             `_answering.KeptPasses`.
+        exports_done: names of earlier answers on a GPU that their caller has read; see `_devices`.
         watcher: is told of its progress and output, where the call is a job.
         merged: whether the body holds several calls, see `_merging`.
         room: shared memory that the caller offers for the answer.
-        exports_done: names of earlier answers on a GPU that their caller has read; see `_devices`.
     """
 
     endpoint: str
@@ -183,6 +184,11 @@ class Facts:
     content_hash: str
     batching: str | None = None
     merge_up_to: int = 0
+
+
+def url_name(component: str) -> str:
+    """The name of a component in URLs."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", component).strip("-") or "component"
 
 
 class CallError(TransportError):

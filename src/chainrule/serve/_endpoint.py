@@ -86,15 +86,14 @@ class Endpoint:
             self.refuse(error.http_status)
             await send_reply(send, problem_reply(error), close=True)
             return
-        if reply is not None:
-            await send_reply(send, reply)
+        await send_reply(send, reply)
 
-    async def _reply(self, scope: MutableMapping[str, Any], receive: Receive) -> Reply | None:
-        """What is answered; `None` when the caller went away.
+    async def _reply(self, scope: MutableMapping[str, Any], receive: Receive) -> Reply:
+        """What is answered.
 
         Raises:
             ChainruleError: the request is refused before it is a call of the component.
-            Disconnected: the caller went away before its request was complete.
+            Disconnected: the caller went away before it had its answer.
         """
         headers: Mapping[bytes, bytes] = dict(scope["headers"])
         max_bytes = self._service.facts.max_body_bytes
@@ -193,24 +192,37 @@ class Endpoint:
                 )
         return told
 
-    async def _answer(
-        self, call: Call, memory: ClientMemory | None, receive: Receive
-    ) -> Reply | None:
-        """The reply, or `None` when the caller went away; its work is then cancelled."""
-        watch = Watch(receive)
+    async def _answer(self, call: Call, memory: ClientMemory | None, receive: Receive) -> Reply:
+        """The reply; the work for it is cancelled when the caller disconnects."""
         try:
             if memory is None:
-                return await self._service.call(call)
+                return await answer_unless_left(self._service.call(call), receive)
             room = None if self._service.pool.memory is None else memory.room
-            return await memory.give(await self._service.call(call._replace(room=room)))
+            return await answer_unless_left(
+                self._answer_in(call._replace(room=room), memory), receive
+            )
         except ChainruleError as error:
             return problem_reply(error, debug=self._debug)
-        except asyncio.CancelledError:
-            if watch.left:
-                return None
-            raise
-        finally:
-            watch.stop()
+
+    async def _answer_in(self, call: Call, memory: ClientMemory) -> Reply:
+        return await memory.give(await self._service.call(call))
+
+
+async def answer_unless_left(answer: Awaitable[Reply], receive: Receive) -> Reply:
+    """A reply; the work for it is cancelled when the caller disconnects.
+
+    Raises:
+        Disconnected: that is so.
+    """
+    watch = Watch(receive)
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if watch.left:
+            raise Disconnected from None
+        raise
+    finally:
+        watch.stop()
 
 
 class Watch:
@@ -324,7 +336,7 @@ Grow = Callable[[int], None]
 
 
 class Disconnected(Exception):  # noqa: N818 - an event, not an error
-    """The caller went away before its request was complete."""
+    """The caller went away before it had its answer."""
 
 
 # Bytes per second of a body, beyond what comes within one pause; modems were faster.

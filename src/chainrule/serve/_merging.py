@@ -29,6 +29,7 @@ from chainrule._errors import ChainruleError, InputError
 from chainrule._trees import flatten_with_paths, set_at_path
 from chainrule.runtime import LocalComponent
 from chainrule.serve._calls import Call, Reply
+from chainrule.serve._umbridge import EVALUATE
 
 if TYPE_CHECKING:
     from chainrule.serve._pool import Pool
@@ -118,7 +119,7 @@ class Merger:
             _settle(future, one)
 
     def _merged(self, calls: Sequence[Call]) -> Call:
-        return Call(calls[0].endpoint, self._pool.placed(pack_calls(calls)), merged=True)
+        return Call("apply", self._pool.placed(pack_calls(calls)), merged=True)
 
     async def _answer_alone(self, entry: Waiting) -> None:
         call, future = entry
@@ -133,9 +134,9 @@ class Merger:
 
 
 def _can_be_merged(call: Call) -> bool:
-    """Small calls of `apply` that have no run of their own."""
+    """Small calls of `apply`, in either protocol, that have no run of their own."""
     return (
-        call.endpoint == "apply"
+        call.endpoint in ("apply", EVALUATE)
         and isinstance(call.body, bytes)
         and call.watcher is None
         and call.run_id is None
@@ -263,18 +264,19 @@ _LENGTH = struct.Struct("<I")
 
 
 def pack_calls(calls: Sequence[Call]) -> bytes:
-    """The bodies of some calls of one endpoint, and their headers."""
+    """The bodies of some calls, and their headers."""
     heads = [
-        [call.content_type, call.content_encoding, call.accept, len(call.body)] for call in calls
+        [call.endpoint, call.content_type, call.content_encoding, call.accept, len(call.body)]
+        for call in calls
     ]
     return _pack(heads, [call.body for call in calls])
 
 
-def unpack_calls(endpoint: str, body: Any) -> list[Call]:
+def unpack_calls(body: Any) -> list[Call]:
     """The calls that were packed."""
     return [
         Call(endpoint, part, content_type=kind, content_encoding=encoding, accept=accept)
-        for (kind, encoding, accept, _), part in _unpack(body)
+        for (endpoint, kind, encoding, accept, _), part in _unpack(body)
     ]
 
 

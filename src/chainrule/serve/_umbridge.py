@@ -13,9 +13,9 @@ What does not vary, and what has no size of its own, is the `config` of a reques
 and `null` leaves an optional input out.
 `shapes` says such a size alone. `/ModelInfo` also has the names, units and bounds of the vectors.
 
-A few bytes of a request must not stand for much memory, nor a long vector keep the event loop. Placeholders
-take no memory, sizes are checked before anything is made of them, and what is long is parsed, converted and
-written in threads, one body at a time.
+`UmbridgeModels` answers requests where the component runs, in a worker: the event loop only moves their
+bytes (`_umbridge_routes`). A few bytes of a request must not stand for much memory: placeholders take none,
+and sizes are checked before anything is made of them.
 
 Requests and answers are JSON. Errors have the protocol's form `{"error": {"type", "message"}}`, and numbers
 that JSON does not have are `NaN` and `Infinity`, which clients in Python read.
@@ -23,50 +23,29 @@ that JSON does not have are `NaN` and `Infinity`, which clients in Python read.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import orjson
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
-from chainrule._codec import FRAMES_MEDIA_TYPE, Limits, decode_body, encode_body, parse_json
+from chainrule._codec import Limits, parse_json
 from chainrule._describe import describe_value
+from chainrule._device import to_host
 from chainrule._endpoints import HVP, JVP, VJP, DerivativeKind
 from chainrule._errors import ChainruleError, InputError
 from chainrule._lru_cache import LRUCache
 from chainrule._trees import get_at_path, set_at_path
+from chainrule.runtime import LocalComponent
 from chainrule.runtime.internal import Document, Leaf
-from chainrule.serve._calls import Call, Reply
-from chainrule.serve._endpoint import (
-    Disconnected,
-    Grow,
-    Intake,
-    Receive,
-    Watch,
-    declared_length,
-    read_body,
-)
-from chainrule.serve._options import ServeOptions
-from chainrule.serve._pool import Service
+from chainrule.serve._calls import Call, Reply, url_name
+from chainrule.serve._problems import PROBLEM
 
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_PROTOCOL = 1.0
-# Bodies and answers beyond this are not worked on by the event loop.
-_LONG_BYTES = 1 << 16
 # Numbers that are converted in one step, in which no other thread runs.
 _PIECE = 1 << 16
 _MAX_RANK = 32
@@ -76,12 +55,18 @@ _MAX_SHOWN = 80
 # Shapes for a longer config are not remembered.
 _MAX_CONFIG_BYTES = 1 << 16
 _FLAT = "-flat"
+EVALUATE = "Evaluate"
+"""The route that is answered by `apply`, and so may be merged."""
 _SUPPORT = {
-    "Evaluate": "apply",
+    EVALUATE: "apply",
     "Gradient": VJP.endpoint,
     "ApplyJacobian": JVP.endpoint,
     "ApplyHessian": HVP.endpoint,
 }
+
+
+Ask = Callable[[str, Mapping[str, Any]], Any]
+"""The result of an endpoint of the component for a payload."""
 
 
 class RefusedError(Exception):
@@ -128,7 +113,7 @@ class Group:
         """
         vector = np.empty(self.size)
         for path, part, shape in self._parts:
-            value = np.asarray(value_of(path))
+            value = np.asarray(to_host(value_of(path)))
             if value.shape != shape:
                 raise RefusedError(
                     "InvalidOutput",
@@ -147,38 +132,34 @@ class Shapes:
     Attributes:
         inputs: one group of leaves for every input vector.
         outputs: the same for the outputs.
-        tree: the component's inputs, with placeholders where the vectors go.
-        nbytes: of all vectors together.
+        tree: the component's inputs, with numbers where the vectors go.
     """
 
     inputs: tuple[Group, ...]
     outputs: tuple[Group, ...]
     tree: Any
 
-    @cached_property
-    def nbytes(self) -> int:
-        return 8 * sum(group.size for group in (*self.inputs, *self.outputs))
-
 
 class Model:
     """A component as a model of the protocol.
 
     Args:
-        service: the component.
-        limits: on what a request may stand for.
+        component: the component.
+        ask: the result of one of its endpoints for a payload.
         is_flat: whether all leaves are one vector.
     """
 
-    def __init__(self, service: Service, limits: Limits, *, is_flat: bool) -> None:
-        self._service = service
-        self._limits = limits
+    def __init__(self, component: LocalComponent, ask: Ask, *, is_flat: bool) -> None:
+        self._component = component
+        self._compute = ask
+        self._limits = component.config.limits
         self._is_flat = is_flat
-        self._document = Document(service.facts.openapi)
+        self._document = Document(component.openapi_schema)
         self._shapes: LRUCache[Any, Shapes] = LRUCache(64)
 
-    def info(self) -> dict[str, Any]:
+    def info(self, body: Mapping[str, Any]) -> bytes:
         """What the model can do; the facts beyond the protocol are ignored by its clients."""
-        endpoints = self._service.facts.endpoints
+        endpoints = self._component.available_endpoints
         facts = {
             f"{side[:-1]}Patterns": {
                 pattern: {
@@ -190,24 +171,31 @@ class Model:
             for side in ("inputs", "outputs")
         }
         support = {route: endpoint in endpoints for route, endpoint in _SUPPORT.items()}
-        return {"support": support, **facts}
+        return orjson.dumps({"support": support, **facts})
 
-    async def sizes(self, config: Any, side: str) -> bytes:
-        """The sizes of the vectors of one side, and their names."""
-        groups = getattr(await self.shapes(config), f"{side}s")
+    def input_sizes(self, body: Mapping[str, Any]) -> bytes:
+        """The sizes of the input vectors, and their names."""
+        return self._sizes(self.shapes(_config(body)).inputs, "input")
+
+    def output_sizes(self, body: Mapping[str, Any]) -> bytes:
+        """The same of the output vectors."""
+        return self._sizes(self.shapes(_config(body)).outputs, "output")
+
+    def _sizes(self, groups: Sequence[Group], side: str) -> bytes:
         sizes = [group.size for group in groups]
         names = [", ".join(group.paths) for group in groups]
         return orjson.dumps({f"{side}Sizes": sizes, f"{side}Names": names})
 
-    async def shapes(self, config: Any) -> Shapes:
+    def shapes(self, config: Any) -> Shapes:
         """The vectors for a config; asked for once."""
         key = _key(config)
         found = self._shapes.get(key)
         if found is None:
             tree = _inputs_of(self._document, config, self._limits)
             inputs = self._document.leaves("inputs", tree)
-            outputs = self._document.leaves("outputs", await self._abstract_outputs(tree, inputs))
-            found = Shapes(self._grouped(inputs), self._grouped(outputs), tree)
+            outputs = self._document.leaves("outputs", self._abstract_outputs(tree, inputs))
+            empty = set_at_path(tree, dict.fromkeys((leaf.path for leaf in inputs), 0.0))
+            found = Shapes(self._grouped(inputs), self._grouped(outputs), empty)
             if len(key) <= _MAX_CONFIG_BYTES:
                 self._shapes.put(key, found)
         return found
@@ -215,35 +203,38 @@ class Model:
     def _grouped(self, leaves: Sequence[Leaf]) -> tuple[Group, ...]:
         return (Group(leaves),) if self._is_flat else tuple(Group([leaf]) for leaf in leaves)
 
-    async def _abstract_outputs(self, tree: Any, inputs: Sequence[Leaf]) -> Any:
+    def _abstract_outputs(self, tree: Any, inputs: Sequence[Leaf]) -> Any:
         """The outputs as shapes; those of one evaluation where the component cannot tell them."""
-        if "abstract_eval" not in self._service.facts.endpoints:
-            nbytes = 8 * sum(leaf.size for leaf in inputs)
-            return await self._ask("apply", {"inputs": tree}, nbytes, dict)
+        if "abstract_eval" not in self._component.available_endpoints:
+            return self._ask("apply", {"inputs": _copied(tree)})
         abstract = {leaf.path: {"shape": list(leaf.shape), "dtype": leaf.dtype} for leaf in inputs}
-        return await self._ask("abstract_eval", {"inputs": set_at_path(tree, abstract)}, 0, dict)
+        return self._ask("abstract_eval", {"inputs": set_at_path(tree, abstract)})
 
-    async def evaluate(self, body: Mapping[str, Any]) -> bytes:
+    def evaluate(self, body: Mapping[str, Any]) -> bytes:
         """The output vectors at some inputs."""
-        shapes = await self.shapes(_config(body))
+        return self.evaluated(body, self._ask("apply", self.evaluation(body)))
 
-        def answer(outputs: Any) -> bytes:
-            found = (group.joined(partial(get_at_path, outputs)) for group in shapes.outputs)
-            return b'{"output":[%b]}' % b",".join(map(_written, found))
+    def evaluation(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The payload of `apply` for a request of `Evaluate`."""
+        return {"inputs": self._at(self.shapes(_config(body)), body)}
 
-        return await self._ask("apply", {"inputs": self._at(shapes, body)}, shapes.nbytes, answer)
+    def evaluated(self, body: Mapping[str, Any], outputs: Any) -> bytes:
+        """The answer to it, from the result of `apply`."""
+        groups = self.shapes(_config(body)).outputs
+        found = (group.joined(partial(get_at_path, outputs)) for group in groups)
+        return b'{"output":[%b]}' % b",".join(map(_written, found))
 
-    async def gradient(self, body: Mapping[str, Any]) -> bytes:
+    def gradient(self, body: Mapping[str, Any]) -> bytes:
         """sensᵀ · ∂(output vector)/∂(input vector)."""
-        return await self._product(VJP, body, "sens")
+        return self._product(VJP, body, "sens")
 
-    async def apply_jacobian(self, body: Mapping[str, Any]) -> bytes:
+    def apply_jacobian(self, body: Mapping[str, Any]) -> bytes:
         """∂(output vector)/∂(input vector) · vec."""
-        return await self._product(JVP, body, "vec")
+        return self._product(JVP, body, "vec")
 
-    async def _product(self, kind: DerivativeKind, body: Mapping[str, Any], name: str) -> bytes:
+    def _product(self, kind: DerivativeKind, body: Mapping[str, Any], name: str) -> bytes:
         """The product with the vector that a request has under a name."""
-        shapes = await self.shapes(_config(body))
+        shapes = self.shapes(_config(body))
         sides: dict[str, Group] = {
             "outputs": shapes.outputs[_index(body, "outWrt", shapes.outputs)],
             "inputs": shapes.inputs[_index(body, "inWrt", shapes.inputs)],
@@ -256,13 +247,11 @@ class Model:
             kind.outputs_argument: sides["outputs"].paths,
             vector.name: given.split(_numbers(body.get(name), name, given)),
         }
-        return await self._ask(
-            kind.endpoint, request, shapes.nbytes, partial(_vector, sides[answer])
-        )
+        return _vector(sides[answer], self._ask(kind.endpoint, request))
 
-    async def apply_hessian(self, body: Mapping[str, Any]) -> bytes:
+    def apply_hessian(self, body: Mapping[str, Any]) -> bytes:
         """∂/∂(second input) (sensᵀ · ∂(output)/∂(first input)) · vec."""
-        shapes = await self.shapes(_config(body))
+        shapes = self.shapes(_config(body))
         outputs = shapes.outputs[_index(body, "outWrt", shapes.outputs)]
         first, second = (
             shapes.inputs[_index(body, name, shapes.inputs)] for name in ("inWrt1", "inWrt2")
@@ -277,7 +266,7 @@ class Model:
             "cotangent_vector": outputs.split(_numbers(body.get("sens"), "sens", outputs)),
             "tangent_vector": tangent,
         }
-        return await self._ask(HVP.endpoint, request, shapes.nbytes, partial(_vector, first))
+        return _vector(first, self._ask(HVP.endpoint, request))
 
     def _at(self, shapes: Shapes, body: Mapping[str, Any]) -> Any:
         """The component's inputs of a request."""
@@ -291,56 +280,131 @@ class Model:
         values: dict[str, Any] = {}
         for k, (vector, group) in enumerate(zip(vectors, shapes.inputs, strict=True)):
             values |= group.split(_numbers(vector, f"input[{k}]", group))
-        return set_at_path(shapes.tree, values)
+        # A copy: the author may change what is not an array too, and the tree is used again.
+        return set_at_path(_copied(shapes.tree), values)
 
-    async def _ask(
-        self,
-        endpoint: str,
-        payload: Mapping[str, Any],
-        nbytes: int,
-        answer: Callable[[Any], T],
-    ) -> T:
-        """What is made of an answer of the component.
-
-        Args:
-            endpoint: of the component.
-            payload: of the request.
-            nbytes: of the arrays in it, at most.
-            answer: makes something of the decoded answer.
+    def _ask(self, endpoint: str, payload: Mapping[str, Any]) -> Any:
+        """The result of an endpoint of the component.
 
         Raises:
-            RefusedError: it has no such endpoint, or says no.
+            RefusedError: it has no such endpoint.
+            Exception: what the call raises.
         """
-        if endpoint not in self._service.facts.endpoints:
+        if endpoint not in self._component.available_endpoints:
             raise RefusedError(
-                "UnsupportedFeature", f"{self._service.facts.name} has no endpoint {endpoint}."
+                "UnsupportedFeature", f"{self._component.name} has no endpoint {endpoint}."
             )
-        body = await _off_the_loop(nbytes, self._placed, payload)
-        call = Call(endpoint, body, content_type=FRAMES_MEDIA_TYPE, accept=FRAMES_MEDIA_TYPE)
+        return self._compute(endpoint, payload)
+
+
+class UmbridgeModels:
+    """Answers the requests of the protocol for one component, in a worker.
+
+    Args:
+        component: the component.
+        ask: the result of one of its endpoints for a payload.
+    """
+
+    def __init__(self, component: LocalComponent, ask: Ask) -> None:
+        self._limits = component.config.limits
+        self._models = {
+            name: Model(component, ask, is_flat=is_flat)
+            for name, is_flat in zip(model_names(component.name), (False, True), strict=True)
+        }
+
+    def answer(self, call: Call) -> Reply:
+        """The reply to a call of one of `ANSWERS`.
+
+        Raises:
+            Exception: what the component raises; `as_umbridge` makes an error of the protocol of its reply.
+        """
         try:
-            reply = await self._service.call(call)
-        except ChainruleError as error:
-            raise RefusedError("ModelError", error.message, error.http_status) from error
-        return await _off_the_loop(reply.nbytes, lambda: answer(_read(reply)))
+            model, body = self._read(call, self._limits)
+            return Reply(200, "application/json", [ANSWERS[call.endpoint](model, body)])
+        except RefusedError as error:
+            return refusal(error.kind, str(error), error.status)
 
-    def _placed(self, payload: Mapping[str, Any]) -> Any:
-        return self._service.pool.placed(b"".join(encode_body(payload, format=FRAMES_MEDIA_TYPE)))
+    def evaluation(self, call: Call, limits: Limits) -> dict[str, Any]:
+        """The payload of `apply` for a call of `Evaluate` that is merged with others.
+
+        Raises:
+            InputError: it cannot be merged; alone it says what is wrong.
+        """
+        try:
+            model, body = self._read(call, limits)
+            return model.evaluation(body)
+        except RefusedError as error:
+            raise InputError(str(error), code="invalid_input") from error
+
+    def evaluated(self, call: Call, outputs: Any) -> Reply:
+        """The reply to it, from its part of the result."""
+        model, body = self._read(call, self._limits)
+        return Reply(200, "application/json", [model.evaluated(body, outputs)])
+
+    def _read(self, call: Call, limits: Limits) -> tuple[Model, Mapping[str, Any]]:
+        body = _parse(call.body, limits)
+        return self._models[named_model(body, self._models)], body
 
 
-async def _off_the_loop(nbytes: int, function: Callable[..., T], *arguments: Any) -> T:
-    """What a function returns; a thread runs it where that takes long."""
-    if nbytes <= _LONG_BYTES:
-        return function(*arguments)
-    return await asyncio.to_thread(function, *arguments)
+ANSWERS: Mapping[str, Callable[[Model, Mapping[str, Any]], bytes]] = {
+    "ModelInfo": Model.info,
+    "InputSizes": Model.input_sizes,
+    "OutputSizes": Model.output_sizes,
+    EVALUATE: Model.evaluate,
+    "Gradient": Model.gradient,
+    "ApplyJacobian": Model.apply_jacobian,
+    "ApplyHessian": Model.apply_hessian,
+}
+"""The routes with a body, and what each says about a model."""
 
 
-def _read(reply: Reply) -> Any:
-    content = b"".join(reply.open())
-    if reply.status == 200:
-        return decode_body(content, media_type=reply.content_type)
-    problem = orjson.loads(content)
-    kind = "InvalidInput" if reply.status < 500 else "ModelError"
-    raise RefusedError(kind, str(problem.get("message")), 400 if reply.status < 500 else 500)
+def model_names(component: str) -> tuple[str, str]:
+    """The two models of a component."""
+    name = url_name(component)
+    return name, f"{name}{_FLAT}"
+
+
+def named_model(body: Mapping[str, Any], names: Iterable[str]) -> str:
+    """The model that a request names.
+
+    Raises:
+        RefusedError: it is none of these (`ModelNotFound`).
+    """
+    name = body.get("name")
+    if not isinstance(name, str) or name not in names:
+        raise RefusedError(
+            "ModelNotFound", f"There is no model {_shown(name)}; there are {', '.join(names)}."
+        )
+    return name
+
+
+def refusal(kind: str, message: str, status: int) -> Reply:
+    """An error of the protocol."""
+    content = {"error": {"type": kind, "message": message[:_MAX_MESSAGE]}}
+    return Reply(status, "application/json", [orjson.dumps(content)])
+
+
+def as_umbridge(reply: Reply) -> Reply:
+    """A reply in the protocol's form: of a problem, only its message is told."""
+    if reply.content_type != PROBLEM:
+        return reply
+    message = str(orjson.loads(reply.pieces[0])["message"])
+    if reply.status >= 500:
+        return refusal("ModelError", message, 500)
+    # What the caller sent wrongly is 400 in this protocol; too much of it is not.
+    return refusal("InvalidInput", message, 400 if reply.status == 422 else reply.status)
+
+
+def parse_object(content: Any, limits: Limits) -> dict[str, Any]:
+    """The JSON object of a body.
+
+    Raises:
+        InputError: it is something else.
+    """
+    body = parse_json(content if isinstance(content, bytes) else bytes(content), limits)
+    if not isinstance(body, dict):
+        raise InputError("Expected the body to be a JSON object.", code="json_invalid")
+    return body
 
 
 def _config(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -416,10 +480,12 @@ def _key(config: Mapping[str, Any]) -> bytes:
 
 
 def _copied(tree: Any) -> Any:
-    """The same tree with objects of its own; what is in them is shared."""
+    """The same tree with containers and arrays of its own."""
     if isinstance(tree, dict):
         return {name: _copied(value) for name, value in tree.items()}
-    return tree
+    if isinstance(tree, list):
+        return [_copied(value) for value in tree]
+    return np.array(tree) if isinstance(tree, np.ndarray) else tree
 
 
 def _check_shape(path: str, shape: Any, limits: Limits) -> None:
@@ -494,131 +560,9 @@ def _with_paths(name: str, group: Group) -> str:
     return f"{name} ({_listed(group.paths)})"
 
 
-def umbridge_routes(
-    services: Mapping[str, Service], options: ServeOptions, intake: Intake, limits: Limits
-) -> list[Route]:
-    """The routes of the protocol for all components of a server."""
-    models: dict[str, Model] = {}
-    for name, service in services.items():
-        models[name] = Model(service, limits, is_flat=False)
-        models[f"{name}{_FLAT}"] = Model(service, limits, is_flat=True)
-    max_bytes = max(service.facts.max_body_bytes for service in services.values())
-    reader = _RequestReader(max_bytes, options.read_timeout_s, limits)
-
-    async def info(request: Request) -> Response:
-        return _json(orjson.dumps({"protocolVersion": _PROTOCOL, "models": list(models)}))
-
-    async def model_info(model: Model, body: Mapping[str, Any]) -> bytes:
-        return orjson.dumps(model.info())
-
-    answers: dict[str, Answer] = {
-        "/ModelInfo": model_info,
-        "/InputSizes": lambda model, body: model.sizes(_config(body), "input"),
-        "/OutputSizes": lambda model, body: model.sizes(_config(body), "output"),
-        "/Evaluate": Model.evaluate,
-        "/Gradient": Model.gradient,
-        "/ApplyJacobian": Model.apply_jacobian,
-        "/ApplyHessian": Model.apply_hessian,
-    }
-    return [
-        Route("/Info", info, methods=["GET"]),
-        *(
-            Route(path, UmbridgeEndpoint(path, answer, models, reader, intake), methods=["POST"])
-            for path, answer in answers.items()
-        ),
-    ]
-
-
-Answer = Callable[[Model, Mapping[str, Any]], Awaitable[bytes]]
-
-
-class UmbridgeEndpoint:
-    """One `POST` route of the protocol as an ASGI application.
-
-    Args:
-        path: of the route.
-        answer: what it says about a model and the body of a request, as JSON.
-        models: by their names.
-        reader: of bodies.
-        intake: bounds the bodies of all endpoints together.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        answer: Answer,
-        models: Mapping[str, Model],
-        reader: _RequestReader,
-        intake: Intake,
-    ) -> None:
-        self._path = path
-        self._answer = answer
-        self._models = models
-        self._reader = reader
-        self._intake = intake
-
-    async def __call__(self, scope: Any, receive: Receive, send: Any) -> None:
-        """Answer one request."""
-        response = await self._respond(dict(scope["headers"]), receive)
-        await response(scope, receive, send)
-
-    async def _respond(self, headers: Mapping[bytes, bytes], receive: Receive) -> Response:
-        try:
-            nbytes = self._reader.declared(headers)
-            with self._intake.room_for(nbytes) as grow:
-                body = await self._reader.read(receive, nbytes, grow)
-                answer = self._answer(_find(self._models, body), body)
-                return _json(await _unless_the_caller_leaves(receive, answer))
-        except RefusedError as error:
-            return _failed(error.kind, str(error), error.status)
-        except Disconnected:
-            return Response(status_code=499)
-        except ChainruleError as error:
-            # What the caller sent wrongly is 400 in this protocol; too much of it, or too slowly, is not.
-            status = 400 if error.http_status == 422 else error.http_status
-            return _failed("InvalidInput", error.message, status)
-        except Exception:
-            _log.exception("A request for %s was lost", self._path)
-            return _failed("ModelError", "The server failed on this request.", 500)
-
-
-class _RequestReader:
-    """Reads requests, long ones one at a time: parsed they take many times their bytes.
-
-    Args:
-        max_bytes: of a body.
-        timeout_s: how long a caller may pause.
-        limits: on what is parsed.
-    """
-
-    def __init__(self, max_bytes: int, timeout_s: float, limits: Limits) -> None:
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
-        self._limits = limits
-        self._turn = asyncio.Lock()
-
-    def declared(self, headers: Mapping[bytes, bytes]) -> int | None:
-        """The length of a body, if its headers say it."""
-        return declared_length(headers, self._max_bytes)
-
-    async def read(self, receive: Receive, nbytes: int | None, grow: Grow) -> Mapping[str, Any]:
-        """The body of a request, with arrays in place of its vectors."""
-        content = await read_body(
-            receive,
-            nbytes,
-            max_bytes=self._max_bytes,
-            timeout_s=self._timeout_s,
-            grow=grow,
-        )
-        is_long = len(content) > _LONG_BYTES
-        async with self._turn if is_long else contextlib.nullcontext():
-            return await _off_the_loop(len(content), _parse, content, self._limits)
-
-
-def _parse(content: bytes, limits: Limits) -> Mapping[str, Any]:
-    body = parse_json(content, limits)
-    if not isinstance(body, dict):
-        raise InputError("Expected the body to be a JSON object.", code="json_invalid")
+def _parse(content: Any, limits: Limits) -> dict[str, Any]:
+    """A body with arrays in place of its vectors."""
+    body = parse_object(content, limits)
     for name in ("sens", "vec"):
         body[name] = _as_array(body.get(name))
     if isinstance(body.get("input"), list):
@@ -640,41 +584,6 @@ def _as_array(vector: Any) -> np.ndarray | None:
             return None
         pieces.append(piece.astype(float))
     return np.concatenate(pieces) if pieces else np.zeros(0)
-
-
-async def _unless_the_caller_leaves(receive: Receive, answer: Awaitable[T]) -> T:
-    """An answer; the work for it is cancelled when the caller disconnects.
-
-    Raises:
-        Disconnected: that is so.
-    """
-    watch = Watch(receive)
-    try:
-        return await answer
-    except asyncio.CancelledError:
-        if watch.left:
-            raise Disconnected from None
-        raise
-    finally:
-        watch.stop()
-
-
-def _find(models: Mapping[str, Model], body: Mapping[str, Any]) -> Model:
-    name = body.get("name")
-    if not isinstance(name, str) or name not in models:
-        raise RefusedError(
-            "ModelNotFound", f"There is no model {_shown(name)}; there are {', '.join(models)}."
-        )
-    return models[name]
-
-
-def _failed(kind: str, message: str, status: int) -> Response:
-    content = {"error": {"type": kind, "message": message[:_MAX_MESSAGE]}}
-    return _json(orjson.dumps(content), status)
-
-
-def _json(content: bytes, status: int = 200) -> Response:
-    return Response(content, status, media_type="application/json")
 
 
 def _vector(group: Group, leaves: Mapping[str, Any]) -> bytes:
