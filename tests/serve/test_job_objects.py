@@ -86,6 +86,28 @@ def test_large_bodies_of_jobs_are_objects(bucket, start_server, postgres, tmp_pa
     served.stop()
 
 
+def test_bodies_that_no_job_has_are_removed_from_a_bucket(bucket, postgres, monkeypatch):
+    """Those of servers that were killed, of these jobs only."""
+    from chainrule.serve._jobs import _postgres
+    from chainrule.serve._jobs._store import JobRecord
+
+    monkeypatch.setattr(_postgres, "_COLLECT_S", -1.0)
+    store = _postgres.PostgresJobStore(
+        postgres.new_schema(), objects="s3://jobs/of/heat", lease_s=3600, retention_s=0, max_bytes=1
+    )
+    body = b"b" * 100_000
+    record = JobRecord(component="c", endpoint="apply", run_id="r", content_type="t")
+    store.add(record, body, max_waiting=9)
+    (kept,) = names(bucket)
+    orphan = f"{'0' * 24}-{'1' * 24}.result"
+    others = ["of/heat/notes.result", f"of/mesh/{orphan}", orphan]
+    for key in (f"of/heat/{orphan}", *others):
+        bucket.put_object(Bucket="jobs", Key=key, Body=b"")
+    store.sweep()
+    assert names(bucket) == sorted([kept, *others])
+    store.close()
+
+
 def test_a_bucket_that_cannot_be_used(bucket, monkeypatch):
     from chainrule.serve._jobs._objects import open_objects
 
@@ -102,4 +124,5 @@ def test_a_bucket_that_cannot_be_used(bucket, monkeypatch):
     with pytest.raises(StorageError) as refused:
         objects.put("b", [b""])
     assert "127.0.0.1" not in refused.value.message
+    assert objects.older_than(0.0) == []
     objects.remove("b")

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,9 +50,9 @@ class Objects(ABC):
     def remove(self, *names: str) -> None:
         """Remove bodies; those that are gone already are no error, nor are those that cannot be removed."""
 
+    @abstractmethod
     def older_than(self, seconds: float) -> list[str]:
-        """Names of bodies that were written longer ago, where they can be listed cheaply."""
-        return []
+        """Names of bodies that were written longer ago; none while that cannot be learnt."""
 
 
 class FolderObjects(Objects):
@@ -164,6 +165,19 @@ class S3Objects(Objects):
         for name in names:
             with contextlib.suppress(*self._refused):
                 self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
+
+    def older_than(self, seconds: float) -> list[str]:
+        """Names of bodies that were written longer ago, from lists of a thousand each."""
+        before = datetime.now(UTC) - timedelta(seconds=seconds)
+        pages = self._client.get_paginator("list_objects_v2")
+        found = []
+        with contextlib.suppress(*self._refused):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+                for each in page.get("Contents", ()):
+                    name = each["Key"].removeprefix(self._prefix)
+                    if _BODY.fullmatch(name) and each["LastModified"] < before:
+                        found.append(name)
+        return found
 
 
 def _unreachable(error: Exception) -> StorageError:
