@@ -125,6 +125,42 @@ def test_names_units_and_refused_points():
         bad.setup()
 
 
+class State(BaseModel):
+    x: Pair
+    rate: Scalar = 0.5
+
+
+class Next(BaseModel):
+    x: Pair
+
+
+def test_an_output_with_the_name_of_an_input():
+    module = ModuleType("advance")
+    vars(module).update(InputSchema=State, OutputSchema=Next)
+    module.apply = lambda inputs: {"x": inputs.x * (1 + inputs.rate)}
+    module.jacobian = lambda inputs, jac_inputs, jac_outputs: {
+        "x": {"x": (1 + inputs.rate) * np.eye(2), "rate": inputs.x}
+    }
+    wrapped = chainrule.openmdao.component(load_component(module), {"x": [1.0, 2.0]})
+    assert wrapped.paths == {"x": "x", "rate": "rate", "x_out": "x"}
+    problem = om.Problem(reports=False)
+    problem.model.add_subsystem("a", wrapped, promotes=["*"])
+    problem.setup()
+    problem.run_model()
+    np.testing.assert_allclose(problem.get_val("x_out"), [1.5, 3.0])
+    totals = problem.compute_totals(of=["x_out"], wrt=["x", "rate"])
+    np.testing.assert_allclose(totals["x_out", "x"], 1.5 * np.eye(2))
+    np.testing.assert_allclose(totals["x_out", "rate"], [[1.0], [2.0]])
+
+    class Both(Next):
+        x_out: Pair
+
+    module.OutputSchema = Both
+    module.apply = lambda inputs: {"x": inputs.x, "x_out": inputs.x}
+    with pytest.raises(InputError, match="get the ending _out"):
+        chainrule.openmdao.component(load_component(module), {"x": [1.0, 2.0]})
+
+
 def test_sparse_rows_and_columns():
     @component(framework="numpy")
     def plain(x: Vector) -> Vector:

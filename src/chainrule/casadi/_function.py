@@ -22,7 +22,6 @@ is kept as `error`, and `raise_error` raises it after the solve.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ import numpy as np
 
 import casadi
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VJP
-from chainrule._errors import InputError
+from chainrule._paths import as_identifier, distinct_identifiers
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
 from chainrule.runtime.internal import Document, Leaf, complete_inputs
@@ -76,7 +75,7 @@ def function(
     """
     return ComponentFunction(
         _Program(component, example or {}, sparse),
-        name or re.sub(r"\W+", "_", component.name),
+        name or as_identifier(component.name),
         {"enable_fd": True} if finite_differences else {},
     )
 
@@ -97,8 +96,10 @@ class _Program:
         document = Document(component.openapi_schema)
         self.inputs = document.leaves("inputs", self._tree)
         self.outputs = document.leaves("outputs", component.apply(self._tree))
-        self.input_names = _names(self.inputs)
-        self.output_names = _names(self.outputs)
+        self.input_names, self.output_names = (
+            distinct_identifiers([leaf.path for leaf in leaves], "CasADi")
+            for leaves in (self.inputs, self.outputs)
+        )
         self.error: Exception | None = None
         self.kept: list[casadi.Callback] = []
         self._patterns = self._find_patterns(sparse)
@@ -187,16 +188,6 @@ class _Program:
                         of.size, wrt.size, rows.tolist(), columns.tolist()
                     )
         return patterns
-
-
-def _names(leaves: Sequence[Leaf]) -> list[str]:
-    names = [re.sub(r"\W+", "_", leaf.path).strip("_") for leaf in leaves]
-    if len(set(names)) < len(names):
-        raise InputError(
-            f"Two of {', '.join(leaf.path for leaf in leaves)} have one name in CasADi; rename a field.",
-            code="bad_schema",
-        )
-    return names
 
 
 def _array(matrix: Any, leaf: Leaf) -> np.ndarray:

@@ -32,6 +32,7 @@ from chainrule._errors import (
     LimitError,
     TransportError,
 )
+from chainrule._paths import as_identifier
 from chainrule._visible import visible
 from chainrule.client._connections import ConnectionPool, Deadline, Request, Verify, parse_url
 from chainrule.client._transport import Ticket, check_count, check_seconds
@@ -152,7 +153,7 @@ class Vectors:
             and isinstance(told, (list, tuple)),
             f"{side}Sizes to be a list of at most {_MAX_VECTORS} sizes",
         )
-        names = [re.sub(r"\W+", "_", str(name)).strip("_") for name in told]
+        names = [as_identifier(str(name)) for name in told]
         are_fields = len(names) == len(sizes) and all(
             name.isidentifier() and not name.startswith(("_", "model_")) for name in names
         )

@@ -1,15 +1,14 @@
 """A component as a component of OpenMDAO.
 
-Every differentiable leaf is a variable, named after its path (`wings.[0].chord` is `wings_0_chord`), with the
-units of the schema and the shape that it has in the example. Everything else stays as in the example.
-OpenMDAO's word for a point at which a model cannot be evaluated is `AnalysisError`: inputs that the schema
+Every differentiable leaf is a variable, named after its path (`wings.[0].chord` is `wings_0_chord`; an output
+that is called like an input gets the ending `_out`), with the units of the schema and the shape that it has
+in the example. Everything else stays as in the example. OpenMDAO's word for a point at which a model cannot be evaluated is `AnalysisError`: inputs that the schema
 refuses raise it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from openmdao.utils.units import valid_units
 
 from chainrule._endpoints import JACOBIAN, JVP, VJP
 from chainrule._errors import CapabilityError, ComponentError, InputError
+from chainrule._paths import distinct_identifiers
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
 from chainrule.runtime.internal import Document, Leaf, complete_inputs
@@ -105,7 +105,7 @@ class _Bridge:
         document = Document(component.openapi_schema)
         self._outputs_at_example = self.apply_tree(self._tree)
         self.inputs = _named(document.leaves("inputs", self._tree))
-        self.outputs = _named(document.leaves("outputs", self._outputs_at_example))
+        self.outputs = _named(document.leaves("outputs", self._outputs_at_example), self.inputs)
         known = [leaf.path for leaf in (*self.inputs.values(), *self.outputs.values())]
         for path in units:
             if path not in known:
@@ -198,14 +198,16 @@ class _Bridge:
 
     def pair_states(self, states: Mapping[str, str]) -> dict[str, str]:
         """Name of a state → name of its residual."""
-        by_path = {leaf.path: name for name, leaf in (*self.inputs.items(), *self.outputs.items())}
+        inputs, outputs = (
+            {leaf.path: name for name, leaf in side.items()} for side in (self.inputs, self.outputs)
+        )
         pairs = {}
         for state, residual in states.items():
-            s, r = by_path.get(state), by_path.get(residual)
-            if s not in self.inputs or r not in self.outputs:
+            s, r = inputs.get(state), outputs.get(residual)
+            if s is None or r is None:
                 raise InputError(
-                    f"Expected states as {{input: residual}} of {list(self.inputs)} and "
-                    f"{list(self.outputs)}; found {state!r}: {residual!r}.",
+                    f"Expected states as {{input: residual}} of {list(inputs)} and "
+                    f"{list(outputs)}; found {state!r}: {residual!r}.",
                     code="bad_states",
                 )
             if self.inputs[s].size != self.outputs[r].size:
@@ -251,16 +253,17 @@ def _entries(block: SparseArray) -> tuple[np.ndarray, np.ndarray]:
     return places, np.bincount(where, weights=block.values, minlength=places.size)
 
 
-def _named(leaves: Sequence[Leaf]) -> dict[str, Leaf]:
-    """Leaves under names that OpenMDAO allows."""
-    named = {re.sub(r"\W+", "_", leaf.path).strip("_"): leaf for leaf in leaves}
-    if len(named) < len(leaves):
-        paths = ", ".join(leaf.path for leaf in leaves)
+def _named(leaves: Sequence[Leaf], taken: Collection[str] = ()) -> dict[str, Leaf]:
+    """Leaves under names that OpenMDAO allows; an output that is called like an input gets `_out`."""
+    names = distinct_identifiers([leaf.path for leaf in leaves], "OpenMDAO")
+    names = [f"{name}_out" if name in taken else name for name in names]
+    if len({*names, *taken}) < len(names) + len(taken):
         raise InputError(
-            f"Two of the paths {paths} have the same name in OpenMDAO; rename a field.",
-            code="bad_states",
+            "Outputs that are called like inputs get the ending _out in OpenMDAO, and then two of "
+            f"{', '.join([*taken, *names])} are the same. Rename a field.",
+            code="bad_schema",
         )
-    return named
+    return dict(zip(names, leaves, strict=True))
 
 
 class _Shared:

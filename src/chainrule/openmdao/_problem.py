@@ -26,6 +26,7 @@ from openmdao.utils.graph_utils import get_sccs_topo
 from pydantic import Field, create_model
 
 from chainrule._errors import DefinitionError
+from chainrule._paths import as_identifier
 from chainrule.runtime import Array, Differentiable, LocalComponent, load_component
 from chainrule.runtime.internal import known_units
 
@@ -88,7 +89,7 @@ def _fields(names: Names, what: str) -> dict[str, str]:
             code="bad_schema",
         )
     if not isinstance(names, Mapping):
-        found = [re.sub(r"\W+", "_", name).strip("_") for name in names]
+        found = [as_identifier(name) for name in names]
         if len(set(found)) < len(found):
             raise DefinitionError(
                 f"Expected {what} with names of their own; found {', '.join(names)}. Pass "

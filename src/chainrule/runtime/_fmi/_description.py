@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from chainrule._errors import DefinitionError, missing_dependency
+from chainrule._paths import as_identifier
 from chainrule.runtime._component._definition import hash_files
 from chainrule.runtime._schema import Bounds, array_type
 from chainrule.runtime._schema._spec import known_units, make_spec
@@ -321,7 +321,7 @@ def field_names(names: Sequence[str]) -> list[str]:
     """A field for each name of a variable, all different."""
     fields: list[str] = []
     for name in names:
-        field = base = re.sub(r"\W+", "_", name).strip("_") or "variable"
+        field = base = as_identifier(name) or "variable"
         if not base[0].isalpha() or base.startswith("model_"):
             field = base = f"v_{base}"
         count = 1

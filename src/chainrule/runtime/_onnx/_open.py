@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, Field, create_model
 
 from chainrule._errors import DefinitionError, missing_dependency
+from chainrule._paths import as_identifier
 from chainrule.runtime._component._definition import Definition, Implementation, hash_files
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._functions import recipe_implementations
@@ -100,7 +100,7 @@ class _Side:
     """Inputs or outputs of a model: name → field and declaration."""
 
     def __init__(self, found: Sequence[Any], path: Path) -> None:
-        self.names = {re.sub(r"\W+", "_", each.name).strip("_"): each.name for each in found}
+        self.names = {as_identifier(each.name): each.name for each in found}
         unusable = [f for f in self.names if not f or not f[0].isalpha() or f.startswith("model_")]
         other = [each.type for each in found if each.type not in _TYPES]
         if len(self.names) < len(found) or unusable or other:
@@ -141,7 +141,7 @@ class _Side:
 
 
 def _dimension(name: Any) -> str | None:
-    found = re.sub(r"\W+", "_", name or "").strip("_")
+    found = as_identifier(name or "")
     return found if found.isidentifier() else None
 
 
