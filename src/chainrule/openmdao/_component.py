@@ -2,8 +2,8 @@
 
 Every differentiable leaf is a variable, named after its path (`wings.[0].chord` is `wings_0_chord`; an output
 that is called like an input gets the ending `_out`), with the units of the schema and the shape that it has
-in the example. Everything else stays as in the example. OpenMDAO's word for a point at which a model cannot be evaluated is `AnalysisError`: inputs that the schema
-refuses raise it.
+in the example. Everything else stays as in the example. OpenMDAO's word for a point at which a model cannot
+be evaluated is `AnalysisError`: inputs that the schema refuses raise it.
 """
 
 from __future__ import annotations
