@@ -281,7 +281,6 @@ class Server:
         document["x-added"] = [name for name in facts.endpoints if name in ADDED]
         if self._options.max_upload_bytes:
             document["x-files"] = {"max_bytes": self._options.max_upload_bytes}
-        document = {**document, "x-added": [name for name in facts.endpoints if name in ADDED]}
 
         async def openapi(request: Request) -> Response:
             return JSONResponse(document)
