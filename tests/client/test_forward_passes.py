@@ -119,6 +119,21 @@ def test_an_array_that_its_owner_changes_is_sent(handle):
     differentiate(handle, x)
 
 
+def test_an_array_that_changes_while_it_is_sent_is_sent_again(handle, monkeypatch):
+    """As by another thread, between the request and its answer."""
+    x, exchange = numbers(2), handle.transport._exchange
+
+    def then_change(request, ticket):
+        answer = exchange(request, ticket)
+        x[5] = 17.0
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(handle.transport, "_exchange", then_change)
+        handle.apply({"x": x, "scale": 2.0})
+    differentiate(handle, x)
+
+
 def test_a_handle_that_only_evaluates_asks_for_nothing(server):
     with Component.from_url(server.url) as handle:
         handle.apply({"x": numbers(3), "scale": 2.0})

@@ -520,7 +520,7 @@ def test_a_database_that_is_restarted(postgres, two_stores):
 
 def test_no_statement_of_a_database_reads_all_jobs(postgres, two_stores):
     """Planned for 20 000 jobs that are over, and a few that wait."""
-    from chainrule.serve._jobs import _postgres
+    from chainrule.serve._jobs import _statements as sql
 
     store, _ = two_stores
     postgres.execute(
@@ -536,7 +536,7 @@ def test_no_statement_of_a_database_reads_all_jobs(postgres, two_stores):
         "stopped": "'s'", "state": "'queued'",
     }  # fmt: skip
     for statement in (
-        _postgres._TAKE, _postgres._WITHDRAW, _postgres._START, _postgres._EXPIRED,
+        sql.TAKE, sql.WITHDRAW, sql.START, sql.EXPIRED,
         "SELECT * FROM chainrule_jobs WHERE state = %(state)s ORDER BY number DESC LIMIT 5",
         "SELECT * FROM chainrule_jobs WHERE component = 'd' ORDER BY number DESC LIMIT 5",
         "SELECT * FROM chainrule_jobs WHERE component = %(component)s AND state = %(state)s "

@@ -61,9 +61,11 @@ class PassTokens:
         return self._read(send(pieces, {}))
 
     def _evaluate(self, payload: Mapping[str, Any], pieces: list[Any], send: Send) -> Any:
+        key = self._key(payload)
         answer = send(pieces, {_HEADER: "keep"})
-        if answer.forward_pass is not None:
-            self._tokens.put(self._key(payload), answer.forward_pass)
+        # Arrays that another thread has changed meanwhile may not be what the server has kept.
+        if answer.forward_pass is not None and self._key(payload) == key:
+            self._tokens.put(key, answer.forward_pass)
         return self._read(answer)
 
     def _differentiate(self, payload: Mapping[str, Any], pieces: list[Any], send: Send) -> Any:
@@ -86,6 +88,6 @@ class PassTokens:
         handle's own, so inputs cannot be made for equal keys beforehand.
         """
         digest = xxhash.xxh3_128(seed=self._seed)
-        for piece in as_body({"inputs": payload["inputs"]}, NATIVE.body_format):
+        for piece in as_body({"inputs": payload.get("inputs")}, NATIVE.body_format):
             digest.update(piece)
         return digest.digest()

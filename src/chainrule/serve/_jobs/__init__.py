@@ -6,6 +6,7 @@ _live       jobs that are not over: state, listeners, output
 _store      what a job is, and what a store of jobs promises
 _files      the jobs of one server, in a folder
 _postgres   the jobs of several servers, in a database
+_statements its tables, and the statements that change them
 _objects    large bodies beside a database
 """
 

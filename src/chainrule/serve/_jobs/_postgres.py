@@ -1,22 +1,11 @@
-"""The jobs of several servers, in a PostgreSQL database.
-
-    chainrule_jobs              a row per job; small bodies and answers in it
-    chainrule_jobs_waiting      the jobs that no server has taken: what is taken is looked for here only
-    chainrule_jobs_log          what components printed, in pieces
-    chainrule_jobs_tally        how many jobs there are of each state, counted by a trigger
-    chainrule_jobs_servers      which servers run jobs of a component
-    chainrule_jobs_format       the version of these tables
+"""The jobs of several servers, in a PostgreSQL database. Its tables and statements are in `_statements`.
 
 Which server holds a job is in its row: `owner`, until `lease_until`. A server renews its leases every third
-of their time. Once a lease is over, any server may take the job from its owner (`_EXPIRED`). What an owner
-changes is fenced: its statements name the owner, so that they change nothing after the job was taken away.
-Times are those of the database (`now()`); a server only measures for how long it was silent.
+of their time, and only measures for how long it was silent. Once a lease is over, any server may take the job
+from its owner (`EXPIRED`).
 
 `NOTIFY` wakes servers that wait for work or for news of a job. It is a hint: servers look again every few
 seconds without it, because a connection pooler may lose it.
-
-Every statement may be repeated. So when a connection breaks, and it is not known whether the statement before
-was done, it is done again on the next connection.
 """
 
 from __future__ import annotations
@@ -36,12 +25,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from chainrule._errors import ChainruleError, DefinitionError, StorageError, missing_dependency
+from chainrule.serve._jobs import _statements as sql
 from chainrule.serve._jobs._objects import Objects, open_objects
 from chainrule.serve._jobs._store import (
     COLUMNS,
     FINAL,
     INLINE_BYTES,
-    MAX_ATTEMPTS,
     RECORD_FACTOR,
     STATES,
     JobQueue,
@@ -71,9 +60,6 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_VERSION = 2
-_CHANNEL = "chainrule_jobs"
-_WORK = "work"
 # Keys of advisory locks: who makes the tables, who sweeps.
 _MAKING, _SWEEPING = 0x6A6F6273_01, 0x6A6F6273_02
 
@@ -91,198 +77,6 @@ _BATCH = 500
 # Between two looks for bodies that no row names.
 _COLLECT_S = 3600.0
 _PORTS = re.compile(r"[\d,]*")
-
-_TYPES = {
-    "is_idempotent": "boolean NOT NULL",
-    "attempts": "integer NOT NULL",
-    "fraction": "double precision",
-    "submitted_at": "double precision NOT NULL",
-    "started_at": "double precision",
-    "finished_at": "double precision",
-    "result_status": "integer",
-    "result_bytes": "bigint",
-}
-_NOW = "extract(epoch FROM now())::double precision"
-# What the second version adds.
-_SECOND = """
-CREATE TABLE chainrule_jobs_servers (
-    component text, owner text, alive_until timestamptz NOT NULL, PRIMARY KEY (component, owner)
-);
-CREATE INDEX chainrule_jobs_by_component ON chainrule_jobs (component, number);
-CREATE INDEX chainrule_jobs_by_component_and_state ON chainrule_jobs (component, state, number);
-"""
-_SCHEMA = f"""
-CREATE TABLE chainrule_jobs (
-    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    {", ".join(f"{name} {_TYPES.get(name, 'text')}" for name in COLUMNS)},
-    owner text, lease_until timestamptz, cancel_asked boolean NOT NULL DEFAULT false,
-    request bytea, request_object text, result bytea, result_object text
-);
-CREATE UNIQUE INDEX chainrule_jobs_by_id ON chainrule_jobs (id);
-CREATE UNIQUE INDEX chainrule_jobs_by_key ON chainrule_jobs (component, endpoint, idempotency_key)
-    WHERE idempotency_key IS NOT NULL;
-CREATE INDEX chainrule_jobs_by_state ON chainrule_jobs (state, number);
-CREATE INDEX chainrule_jobs_by_lease ON chainrule_jobs (lease_until) WHERE owner IS NOT NULL;
-CREATE INDEX chainrule_jobs_by_end ON chainrule_jobs (finished_at) WHERE finished_at IS NOT NULL;
-CREATE INDEX chainrule_jobs_by_result ON chainrule_jobs (number) WHERE result_bytes IS NOT NULL;
-CREATE TABLE chainrule_jobs_waiting (
-    component text, number bigint, PRIMARY KEY (component, number)
-);
-CREATE TABLE chainrule_jobs_log (
-    number bigint REFERENCES chainrule_jobs ON DELETE CASCADE, part bigint, content bytea NOT NULL,
-    PRIMARY KEY (number, part)
-);
--- Each connection counts in rows of its own (`shard`): no two transactions wait for one counter.
-CREATE TABLE chainrule_jobs_tally (
-    shard integer, component text, name text, n bigint NOT NULL, PRIMARY KEY (shard, component, name)
-);
-CREATE FUNCTION chainrule_jobs_count() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    before record; afterwards record;
-BEGIN
-    IF TG_OP <> 'INSERT' THEN before := OLD; ELSE before := NEW; END IF;
-    IF TG_OP <> 'DELETE' THEN afterwards := NEW; ELSE afterwards := OLD; END IF;
-    INSERT INTO chainrule_jobs_tally AS t (shard, component, name, n)
-        SELECT pg_backend_pid(), before.component, change.name, sum(change.n) FROM (VALUES
-            (before.state, CASE WHEN TG_OP = 'INSERT' THEN 0 ELSE -1 END),
-            (afterwards.state, CASE WHEN TG_OP = 'DELETE' THEN 0 ELSE 1 END),
-            ('bytes', CASE WHEN TG_OP = 'INSERT' THEN 0 ELSE -coalesce(before.result_bytes, 0) END),
-            ('bytes', CASE WHEN TG_OP = 'DELETE' THEN 0 ELSE coalesce(afterwards.result_bytes, 0) END)
-        ) AS change (name, n) GROUP BY change.name HAVING sum(change.n) <> 0
-        ON CONFLICT (shard, component, name) DO UPDATE SET n = t.n + EXCLUDED.n;
-    RETURN NULL;
-END $$;
-CREATE TRIGGER chainrule_jobs_counted AFTER INSERT OR DELETE OR UPDATE OF state, result_bytes
-    ON chainrule_jobs FOR EACH ROW EXECUTE FUNCTION chainrule_jobs_count();
-{_SECOND}
-CREATE TABLE chainrule_jobs_format (version integer NOT NULL);
-INSERT INTO chainrule_jobs_format VALUES ({_VERSION});
-"""
-# Of names of bodies, those that their rows do not have.
-_UNNAMED = """
-SELECT name FROM unnest(%s::text[]) AS name WHERE NOT EXISTS (
-    SELECT 1 FROM chainrule_jobs
-    WHERE id = split_part(name, '-', 1) AND name IN (request_object, result_object))
-"""
-
-_FIELDS = ", ".join(f"chainrule_jobs.{name}" for name in COLUMNS)
-_ADD = f"""
-WITH job AS (
-    INSERT INTO chainrule_jobs (request, request_object, {", ".join(COLUMNS)})
-    VALUES (%(request)s, %(request_object)s,
-            {", ".join(_NOW if name == "submitted_at" else f"%({name})s" for name in COLUMNS)})
-    ON CONFLICT DO NOTHING RETURNING number, component
-), waits AS (INSERT INTO chainrule_jobs_waiting (component, number) SELECT component, number FROM job)
-SELECT pg_notify('{_CHANNEL}', '{_WORK}') FROM job
-"""
-# In a table of its own: on the table of jobs, the planner prefers to walk through all that are over.
-_TAKE = f"""
-WITH taken AS (
-    DELETE FROM chainrule_jobs_waiting WHERE (component, number) = (
-        SELECT component, number FROM chainrule_jobs_waiting WHERE component = %(component)s
-        ORDER BY number LIMIT 1 FOR UPDATE SKIP LOCKED)
-    RETURNING number)
-UPDATE chainrule_jobs SET owner = %(owner)s, lease_until = now() + make_interval(secs => %(lease)s)
-    FROM taken WHERE chainrule_jobs.number = taken.number RETURNING {_FIELDS}
-"""
-_QUEUES = f"""
-SELECT queue.component, queue.waiting, {_NOW} - chainrule_jobs.submitted_at, (
-    SELECT count(*) FROM chainrule_jobs_servers AS server
-    WHERE server.component = queue.component AND alive_until > now())
-FROM (
-    SELECT component, count(*) AS waiting, min(number) AS number
-    FROM chainrule_jobs_waiting GROUP BY component) AS queue
-JOIN chainrule_jobs ON chainrule_jobs.number = queue.number
-"""
-_LIVE = """
-INSERT INTO chainrule_jobs_servers (component, owner, alive_until)
-    SELECT component, %(owner)s, now() + make_interval(secs => %(lease)s)
-    FROM unnest(%(components)s::text[]) AS component
-    ON CONFLICT (component, owner) DO UPDATE SET alive_until = EXCLUDED.alive_until
-"""
-_WITHDRAW = f"""
-WITH taken AS (
-    DELETE FROM chainrule_jobs_waiting
-    WHERE number = (SELECT number FROM chainrule_jobs WHERE id = %(id)s)
-        AND component = (SELECT component FROM chainrule_jobs WHERE id = %(id)s)
-    RETURNING number)
-UPDATE chainrule_jobs SET owner = %(owner)s, lease_until = now() + make_interval(secs => %(lease)s),
-    cancel_asked = true
-    FROM taken WHERE chainrule_jobs.number = taken.number RETURNING {_FIELDS}
-"""
-_GIVE_BACK = f"""
-WITH given AS (
-    UPDATE chainrule_jobs SET owner = NULL, lease_until = NULL
-    WHERE id = ANY(%(ids)s) AND owner = %(owner)s RETURNING component, number
-), waits AS (INSERT INTO chainrule_jobs_waiting (component, number) SELECT component, number FROM given)
-SELECT pg_notify('{_CHANNEL}', '{_WORK}') FROM given LIMIT 1
-"""
-# Repeated, it counts one attempt too many; that is only a bound.
-_START = f"""
-WITH job AS (
-    UPDATE chainrule_jobs SET state = 'running', started_at = {_NOW}, attempts = attempts + 1
-    WHERE id = %(id)s AND owner = %(owner)s AND NOT state = ANY(%(final)s)
-    RETURNING started_at, attempts)
-SELECT started_at, attempts, pg_notify('{_CHANNEL}', %(id)s) FROM job
-"""
-_ENDED = (
-    "state", "fraction", "message", "error_code", "error_message", "result_status", "result_type",
-    "result_bytes", "result_digest",
-)  # fmt: skip
-_FINISH = f"""
-WITH job AS (
-    UPDATE chainrule_jobs SET {", ".join(f"{name} = %({name})s" for name in _ENDED)},
-        finished_at = {_NOW}, lease_until = NULL, request = NULL, request_object = NULL,
-        result = %(result)s, result_object = %(result_object)s
-    WHERE id = %(id)s AND owner = %(owner)s AND NOT state = ANY(%(final)s)
-    RETURNING finished_at)
-SELECT finished_at, pg_notify('{_CHANNEL}', %(id)s) FROM job
-"""
-_RENEW = """
-UPDATE chainrule_jobs SET lease_until = now() + make_interval(secs => %(lease)s)
-    WHERE id = ANY(%(ids)s) AND owner = %(owner)s AND NOT state = ANY(%(final)s) RETURNING id
-"""
-_REPORT = f"""
-WITH job AS (
-    UPDATE chainrule_jobs SET fraction = %(fraction)s, message = %(message)s
-    WHERE id = %(id)s AND owner = %(owner)s AND state = 'running' RETURNING id)
-SELECT pg_notify('{_CHANNEL}', id) FROM job
-"""
-_APPEND = """
-INSERT INTO chainrule_jobs_log (number, part, content)
-    SELECT number, %(part)s, %(content)s FROM chainrule_jobs WHERE id = %(id)s ON CONFLICT DO NOTHING
-"""
-_LOG = """
-SELECT content, first FROM (
-    SELECT part, content,
-        (sum(octet_length(content)) OVER (ORDER BY part) - octet_length(content))::bigint AS first
-    FROM chainrule_jobs_log WHERE number = (SELECT number FROM chainrule_jobs WHERE id = %s)) AS pieces
-WHERE first + octet_length(content) > %s ORDER BY part
-"""
-# Leases that are over. A job whose cancellation was asked for is cancelled. What has not been started, or may
-# run twice, waits again at its old place; all else may have run, and has failed.
-_EXPIRED = f"""
-WITH lost AS (
-    SELECT number, CASE WHEN cancel_asked THEN 'cancelled'
-        WHEN state = 'queued' OR is_idempotent AND attempts < {MAX_ATTEMPTS} THEN 'waits'
-        ELSE 'failed' END AS becomes
-    FROM chainrule_jobs WHERE owner IS NOT NULL AND lease_until < now() AND NOT state = ANY(%(final)s)
-    FOR UPDATE SKIP LOCKED
-), ended AS (
-    UPDATE chainrule_jobs SET state = lost.becomes, finished_at = {_NOW}, lease_until = NULL,
-        owner = NULL, request = NULL,
-        error_code = CASE WHEN lost.becomes = 'failed' THEN 'server_stopped' END,
-        error_message = CASE WHEN lost.becomes = 'failed' THEN %(stopped)s END
-    FROM lost WHERE chainrule_jobs.number = lost.number AND lost.becomes <> 'waits'
-    RETURNING id, request_object
-), again AS (
-    UPDATE chainrule_jobs SET owner = NULL, lease_until = NULL
-    FROM lost WHERE chainrule_jobs.number = lost.number AND lost.becomes = 'waits'
-    RETURNING chainrule_jobs.component, chainrule_jobs.number
-), waits AS (INSERT INTO chainrule_jobs_waiting (component, number) SELECT component, number FROM again)
-SELECT pg_notify('{_CHANNEL}', id), request_object FROM ended
-UNION ALL (SELECT pg_notify('{_CHANNEL}', '{_WORK}'), NULL FROM again LIMIT 1)
-"""
 
 
 class PostgresJobStore(JobStore):
@@ -355,11 +149,11 @@ class PostgresJobStore(JobStore):
                 connection.execute("SELECT pg_advisory_xact_lock(%s)", [_MAKING])
                 (table,) = _row(connection.execute("SELECT to_regclass('chainrule_jobs_format')"))
                 if table is None:
-                    connection.execute(_SCHEMA)
+                    connection.execute(sql.SCHEMA)
                     return
                 (version,) = _row(connection.execute("SELECT version FROM chainrule_jobs_format"))
                 if version == 1:
-                    connection.execute(_SECOND)
+                    connection.execute(sql.SECOND)
                     connection.execute("UPDATE chainrule_jobs_format SET version = 2")
                     version = 2
         except psycopg.OperationalError as error:
@@ -373,10 +167,10 @@ class PostgresJobStore(JobStore):
                 "--jobs needs the right to create tables in a schema of the search path.",
                 code="jobs_database_refused",
             ) from None
-        if version != _VERSION:
+        if version != sql.VERSION:
             raise StorageError(
                 f"The jobs in this database are of format {version}, and this version of Chainrule reads "
-                f"format {_VERSION}. Update Chainrule on this server, or give it another database.",
+                f"format {sql.VERSION}. Update Chainrule on this server, or give it another database.",
                 code="jobs_database_format",
             )
 
@@ -402,7 +196,7 @@ class PostgresJobStore(JobStore):
 
     def _give_all_back(self, connection: psycopg.Connection, held: dict[str, _Held]) -> None:
         unstarted = [job_id for job_id, job in held.items() if not job.is_started]
-        connection.execute(_GIVE_BACK, {"ids": unstarted, "owner": self._owner})
+        connection.execute(sql.GIVE_BACK, {"ids": unstarted, "owner": self._owner})
         over = "lease_until = now() - interval '1 second'"
         connection.execute(
             f"UPDATE chainrule_jobs SET {over} WHERE id = ANY(%s) AND owner = %s",
@@ -426,7 +220,7 @@ class PostgresJobStore(JobStore):
         values = {**stored(record), "request": inline, "request_object": name}
 
         def insert(connection: psycopg.Connection) -> JobRecord | None:
-            connection.execute(_ADD, values)
+            connection.execute(sql.ADD, values)
             # Its own row, also where the statement was done before a connection broke.
             return next(iter(_jobs(connection, "id = %s", record.id)), None)
 
@@ -450,17 +244,17 @@ class PostgresJobStore(JobStore):
 
     def take(self, component: str) -> JobRecord | None:
         """Hold the job of a component that has waited longest."""
-        return self._hold(_TAKE, component=component)
+        return self._hold(sql.TAKE, component=component)
 
     def withdraw(self, job_id: str) -> JobRecord | None:
         """Hold a job that waits, in order to end it; or tell the server that holds it."""
-        record = self._hold(_WITHDRAW, id=job_id)
+        record = self._hold(sql.WITHDRAW, id=job_id)
         if record is None:
             asked = "UPDATE chainrule_jobs SET cancel_asked = true WHERE id = %s AND NOT state = ANY(%s)"
             self._do(
                 lambda connection: (
                     connection.execute(asked, [job_id, list(FINAL)]),
-                    connection.execute("SELECT pg_notify(%s, %s)", [_CHANNEL, job_id]),
+                    connection.execute("SELECT pg_notify(%s, %s)", [sql.CHANNEL, job_id]),
                 )
             )
         return record
@@ -479,7 +273,7 @@ class PostgresJobStore(JobStore):
         """Let a job that is held but has not been started wait again."""
         self._release(record.id)
         values = {"ids": [record.id], "owner": self._owner}
-        self._do(lambda connection: connection.execute(_GIVE_BACK, values))
+        self._do(lambda connection: connection.execute(sql.GIVE_BACK, values))
 
     def let_go(self, record: JobRecord) -> None:
         """Renew the lease of a job no longer."""
@@ -489,7 +283,7 @@ class PostgresJobStore(JobStore):
         """Say that a job which is held may have run from now on."""
         values = {"id": record.id, "owner": self._owner, "final": list(FINAL)}
         row = self._do_held(
-            record, lambda connection: connection.execute(_START, values).fetchone()
+            record, lambda connection: connection.execute(sql.START, values).fetchone()
         )
         if row is None:
             raise self._lost(record)
@@ -516,7 +310,7 @@ class PostgresJobStore(JobStore):
             (request,) = connection.execute(
                 "SELECT request_object FROM chainrule_jobs WHERE id = %s", [record.id]
             ).fetchone() or (None,)
-            row = connection.execute(_FINISH, values).fetchone()
+            row = connection.execute(sql.FINISH, values).fetchone()
             if row is None:  # lost, or done already on a connection that broke
                 mine = "SELECT finished_at FROM chainrule_jobs WHERE id = %s AND owner = %s AND state = %s"
                 row = connection.execute(mine, [record.id, self._owner, record.state]).fetchone()
@@ -567,8 +361,8 @@ class PostgresJobStore(JobStore):
         where, values = chosen("%({})s", state=state, component=component)
         last = f"SELECT * FROM chainrule_jobs {where} ORDER BY number DESC LIMIT %(limit)s"
         statement = (
-            f"SELECT place, {_FIELDS} FROM ({last}) AS chainrule_jobs "
-            f"LEFT JOIN {_PLACES} AS places USING (number) ORDER BY number DESC"
+            f"SELECT place, {sql.FIELDS} FROM ({last}) AS chainrule_jobs "
+            f"LEFT JOIN {sql.PLACES} AS places USING (number) ORDER BY number DESC"
         )
         arguments = {**values, "limit": limit}
         rows = self._do(lambda connection: connection.execute(statement, arguments).fetchall())
@@ -583,7 +377,7 @@ class PostgresJobStore(JobStore):
 
     def queues(self) -> dict[str, JobQueue]:
         """Component → its jobs that wait, where there are any."""
-        rows = self._do(lambda connection: connection.execute(_QUEUES).fetchall(), _POLL_S)
+        rows = self._do(lambda connection: connection.execute(sql.QUEUES).fetchall(), _POLL_S)
         return {
             # At least this one: it may not have said yet that it is there.
             component: JobQueue(waiting, max(0.0, oldest_s), max(1, servers))
@@ -602,11 +396,11 @@ class PostgresJobStore(JobStore):
     def append(self, job_id: str, part: int, content: bytes) -> None:
         """Keep a piece of a log."""
         values = {"id": job_id, "part": part, "content": content}
-        self._do(lambda connection: connection.execute(_APPEND, values))
+        self._do(lambda connection: connection.execute(sql.APPEND, values))
 
     def log(self, job_id: str, since: int = 0) -> bytes:
         """What a job has printed, from a byte on."""
-        rows = self._do(lambda connection: connection.execute(_LOG, [job_id, since]).fetchall())
+        rows = self._do(lambda connection: connection.execute(sql.LOG, [job_id, since]).fetchall())
         return b"".join(content[max(0, since - first) :] for content, first in rows)
 
     def sweep(self) -> None:
@@ -627,7 +421,7 @@ class PostgresJobStore(JobStore):
             self._do(partial(_alone, work=self._collect))
 
     def _drop_expired(self, connection: psycopg.Connection) -> bool:
-        return self._drop(connection, f"finished_at < {_NOW} - %s", self._retention_s, _BATCH)
+        return self._drop(connection, f"finished_at < {sql.NOW} - %s", self._retention_s, _BATCH)
 
     def _drop_excess(self, connection: psycopg.Connection) -> bool:
         tally = "SELECT coalesce(sum(n), 0)::bigint FROM chainrule_jobs_tally WHERE name = 'bytes'"
@@ -659,7 +453,7 @@ class PostgresJobStore(JobStore):
         return len(rows) == _BATCH
 
     def _forget_old(self, connection: psycopg.Connection) -> bool:
-        old = f"SELECT number FROM chainrule_jobs WHERE finished_at < {_NOW} - %s LIMIT %s"
+        old = f"SELECT number FROM chainrule_jobs WHERE finished_at < {sql.NOW} - %s LIMIT %s"
         gone = connection.execute(
             f"DELETE FROM chainrule_jobs WHERE number IN ({old})",
             [RECORD_FACTOR * self._retention_s, _BATCH],
@@ -671,7 +465,7 @@ class PostgresJobStore(JobStore):
         assert self._objects is not None
         age_s = max(RECORD_FACTOR * self._retention_s, _COLLECT_S)
         names = self._objects.older_than(age_s)
-        self._remove(*(name for (name,) in connection.execute(_UNNAMED, [names])))
+        self._remove(*(name for (name,) in connection.execute(sql.UNNAMED, [names])))
         return False
 
     # Large bodies
@@ -815,7 +609,7 @@ class PostgresJobStore(JobStore):
                     psycopg.connect(**self._settings, autocommit=True) as connection,
                     self._watched(connection),
                 ):
-                    connection.execute(f"LISTEN {_CHANNEL}")
+                    connection.execute(f"LISTEN {sql.CHANNEL}")
                     is_down = False
                     self._mind_with(connection)
             except psycopg.Error as error:
@@ -839,9 +633,9 @@ class PostgresJobStore(JobStore):
                 self._take_over(connection)
             self._write_news(connection)
             told = {note.payload for note in connection.notifies(timeout=_TICK_S, stop_after=1)}
-            if _WORK in told:
+            if sql.WORK in told:
                 self._signals.work_came()
-            for job_id in told - {_WORK}:
+            for job_id in told - {sql.WORK}:
                 self._signals.job_changed(job_id)
 
     def _renew(self, connection: psycopg.Connection) -> None:
@@ -851,8 +645,8 @@ class PostgresJobStore(JobStore):
             "ids": ids, "owner": self._owner, "lease": self._lease_s, "final": list(FINAL),
             "components": self._components,
         }  # fmt: skip
-        connection.execute(_LIVE, values)
-        renewed = {job_id for (job_id,) in connection.execute(_RENEW, values)} if ids else set()
+        connection.execute(sql.LIVE, values)
+        renewed = {job_id for (job_id,) in connection.execute(sql.RENEW, values)} if ids else set()
         with self._lock:
             # What has been released meanwhile has come to its end.
             lost = [job_id for job_id in ids if job_id not in renewed and job_id in self._held]
@@ -863,7 +657,7 @@ class PostgresJobStore(JobStore):
     def _take_over(self, connection: psycopg.Connection) -> None:
         """End, or let wait again, the jobs of servers that have not been heard of."""
         values = {"final": list(FINAL), "stopped": server_stopped().message}
-        rows = connection.execute(_EXPIRED, values).fetchall()
+        rows = connection.execute(sql.EXPIRED, values).fetchall()
         self._unused.extend(name for _, name in rows if name is not None)
 
     def _write_news(self, connection: psycopg.Connection) -> None:
@@ -874,7 +668,7 @@ class PostgresJobStore(JobStore):
             record, job.progress = job.progress, None
             if record is not None:
                 values = {**stored(record), "owner": self._owner}
-                connection.execute(_REPORT, values)
+                connection.execute(sql.REPORT, values)
             if job.log is not None:
                 job.log.flush_with(connection)
         if held:
@@ -927,7 +721,7 @@ class _LogParts:
         """Write what there is on a connection of the caller."""
 
         def append(job_id: str, part: int, content: bytes) -> None:
-            connection.execute(_APPEND, {"id": job_id, "part": part, "content": content})
+            connection.execute(sql.APPEND, {"id": job_id, "part": part, "content": content})
 
         self._flush(append)
 
@@ -1006,21 +800,9 @@ def _record(row: Any, position: int | None = None) -> JobRecord:
     return JobRecord(**dict(zip(COLUMNS, row, strict=True)), queue_position=position)
 
 
-# A place in the queue: counted for one job, numbered in one pass for a list.
-_PLACE = """
-CASE WHEN state = 'queued' AND owner IS NULL THEN (
-    SELECT count(*) FROM chainrule_jobs_waiting AS before
-    WHERE before.component = chainrule_jobs.component AND before.number < chainrule_jobs.number) END
-"""
-_PLACES = """
-(SELECT number, row_number() OVER (PARTITION BY component ORDER BY number) - 1 AS place
-    FROM chainrule_jobs_waiting)
-"""
-
-
 def _jobs(connection: psycopg.Connection, where: str, *arguments: Any) -> list[JobRecord]:
     rows = connection.execute(
-        f"SELECT {_PLACE}, {_FIELDS} FROM chainrule_jobs WHERE {where}", arguments
+        f"SELECT {sql.PLACE}, {sql.FIELDS} FROM chainrule_jobs WHERE {where}", arguments
     )
     return [_record(row, position) for position, *row in rows.fetchall()]
 
