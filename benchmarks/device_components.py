@@ -12,11 +12,16 @@ otherwise its figures are those that were measured on an H200 before, and say so
 from __future__ import annotations
 
 import contextlib
+import cProfile
+import ctypes
 import importlib.util
+import io
 import os
+import pstats
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -237,6 +242,71 @@ def stages() -> None:
             setattr(owner, name, watched(name, before))
         for size in _SIZES:
             _stages_of(size, component, spent)
+    _profile(_host.HostCall)
+    _without(library, _host.HostCall)
+
+
+def _without(library: Any, host_call: Any) -> None:
+    """What two things cost, on the processor and on the GPU together.
+
+    "no events": the default stream is not ordered. "kept state": a thread of XLA keeps the state that Python
+    makes for it at every call, and drops after it.
+    """
+    print("# in flight, as it is, without events, with the state of Python kept by thread")
+    names = ("let_default_stream_wait", "wait_for_default_stream")
+    before, kept = host_call.run_on_device, threading.local()
+
+    def keeping(*arguments: Any) -> Any:
+        if not hasattr(kept, "is_kept"):
+            kept.is_kept = True
+            ctypes.pythonapi.PyGILState_Ensure()
+        return before(*arguments)
+
+    for kind in (
+        "as it is",
+        "no events",
+        "kept state",
+    ):  # the state is kept for good: it comes last
+        for name in names if kind == "no events" else ():
+            setattr(library, name, lambda: None)
+        if kind == "kept state":
+            host_call.run_on_device = keeping
+        for size in _SIZES:
+            calls = {
+                "forward": _in_flight(_applied(in_torch), _points(size)),
+                "gradient": _in_flight(_gradient(_applied(in_torch)), _points(size)),
+            }
+            us = _microseconds(calls, _IN_FLIGHT, 9)
+            _show(size, {f"{kind}: {name}": taken for name, taken in us.items()})
+        for name in names if kind == "no events" else ():
+            delattr(library, name)
+    host_call.run_on_device = before
+
+
+def _profile(host_call: Any) -> None:
+    """The functions in which the thread of XLA spends its time; a profile makes all of them slower."""
+    before, profile = host_call.run_on_device, cProfile.Profile()
+
+    def run_on_device(*arguments: Any) -> Any:
+        profile.enable()
+        try:
+            return before(*arguments)
+        finally:
+            profile.disable()
+
+    for kind, function in (("forward", _applied(timed)), ("gradient", _gradient(_applied(timed)))):
+        call = _in_flight(function, _points(10**4), 200)
+        call()
+        profile.clear()
+        host_call.run_on_device = run_on_device
+        try:
+            call()
+        finally:
+            host_call.run_on_device = before
+        print(f"# profile of 200 calls, {kind}, n = 10⁴")
+        text = io.StringIO()
+        pstats.Stats(profile, stream=text).sort_stats("tottime").print_stats(16)
+        print("\n".join(line for line in text.getvalue().splitlines()[4:] if line.strip()))
 
 
 def _host_target(component: Any) -> Any:

@@ -36,7 +36,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -253,10 +253,30 @@ class DeviceLibrary(ABC):
         return self.view(value) if is_on_device(value) else self.from_host(to_host(value))
 
 
+class _OrderedStream(NamedTuple):
+    """A stream of XLA, with what orders it and the default stream.
+
+    To wait for an event is to wait for what it recorded last, so one event can be recorded again at once. If
+    two threads use one stream at the same time, the one waits for what the other has recorded later on the
+    same stream, which includes its own.
+
+    Attributes:
+        stream: torch's name of it.
+        before: what the default stream waits for.
+        after: what this stream waits for.
+    """
+
+    stream: Any
+    before: Any
+    after: Any
+
+
 class _TorchLibrary(DeviceLibrary):
     def __init__(self) -> None:
         self._torch = _torch()
-        self._streams: dict[int, Any] = {}
+        # XLA has few streams, and uses them again. Its threads have a new state of Python in each call, so
+        # nothing is kept from call to call by thread.
+        self._streams: dict[int, _OrderedStream] = {}
         self._of_thread = threading.local()
 
     def is_usable(self) -> bool:
@@ -277,13 +297,14 @@ class _TorchLibrary(DeviceLibrary):
     @contextmanager
     def running_on(self, stream: int) -> Iterator[None]:
         given = self._streams.get(stream)
-        if given is None:  # XLA has few streams, and uses them again
-            made = self._torch.cuda.ExternalStream(stream)
+        if given is None:
+            cuda = self._torch.cuda
+            made = _OrderedStream(cuda.ExternalStream(stream), cuda.Event(), cuda.Event())
             given = self._streams.setdefault(stream, made)
         # The same in a fifth of the time where torch has it, from 2.6 on.
         streams = getattr(self._torch, "accelerator", self._torch.cuda)
         before = streams.current_stream()
-        streams.set_stream(given)
+        streams.set_stream(given.stream)
         self._of_thread.stream = given
         try:
             yield
@@ -299,20 +320,22 @@ class _TorchLibrary(DeviceLibrary):
             target.copy_(tensor, non_blocking=True)  # torch reuses the memory after the copy only
 
     def let_default_stream_wait(self) -> None:
-        current = getattr(self._of_thread, "stream", None)
+        current: _OrderedStream | None = getattr(self._of_thread, "stream", None)
         if current is not None:
-            self._order(current, self._default)
+            current.before.record(current.stream)
+            current.before.wait(self._default)
 
     def wait_for_default_stream(self) -> None:
-        current = getattr(self._of_thread, "stream", None)
+        current: _OrderedStream | None = getattr(self._of_thread, "stream", None)
         if current is not None:
-            self._order(self._default, current)
+            current.after.record(self._default)
+            current.after.wait(current.stream)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return self._torch.empty(shape, dtype=getattr(self._torch, dtype.name), device="cuda")
 
     def contiguous(self, array: Any) -> Any:
-        return array.detach().resolve_conj().resolve_neg().contiguous()
+        return self.from_anywhere(array).detach().resolve_conj().resolve_neg().contiguous()
 
     def address(self, array: Any) -> int:
         return array.data_ptr()
@@ -323,14 +346,6 @@ class _TorchLibrary(DeviceLibrary):
     def held_bytes(self) -> int:
         return self._torch.cuda.memory_reserved()
 
-    def _order(self, first: Any, then: Any) -> None:
-        event = getattr(self._of_thread, "event", None)
-        if event is None:
-            event = self._of_thread.event = self._torch.cuda.Event()
-        # To wait for an event is to wait for what it recorded last: it can be recorded again at once.
-        event.record(first)
-        event.wait(then)
-
     @cached_property
     def _default(self) -> Any:
         return self._torch.cuda.default_stream()
@@ -339,7 +354,7 @@ class _TorchLibrary(DeviceLibrary):
 class _CupyLibrary(DeviceLibrary):
     def __init__(self) -> None:
         self._cupy = importlib.import_module("cupy")
-        self._of_thread = threading.local()
+        self._events: dict[tuple[int, int], Any] = {}  # as those of `_OrderedStream`
 
     def is_usable(self) -> bool:
         try:
@@ -389,9 +404,10 @@ class _CupyLibrary(DeviceLibrary):
     def _order(self, first: Any, then: Any) -> None:
         if first.ptr == then.ptr:
             return
-        event = getattr(self._of_thread, "event", None)
+        key = first.ptr, then.ptr
+        event = self._events.get(key)
         if event is None:
-            event = self._of_thread.event = self._cupy.cuda.Event(disable_timing=True)
+            event = self._events.setdefault(key, self._cupy.cuda.Event(disable_timing=True))
         event.record(first)
         then.wait_event(event)
 
@@ -409,9 +425,15 @@ class _Stream:
 def loaded_library() -> DeviceLibrary | None:
     """A library that this program has imported and that can use a GPU; none is imported for it."""
     for name in ("torch", "cupy"):
-        if name in sys.modules and library_for(name).is_usable():
+        if name in sys.modules and _is_usable(library_for(name)):
             return library_for(name)
     return None
+
+
+@cache
+def _is_usable(library: DeviceLibrary) -> bool:
+    """Whether there is a GPU, which does not change while a program runs; calls ask again and again."""
+    return library.is_usable()
 
 
 @cache
