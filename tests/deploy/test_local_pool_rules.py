@@ -8,17 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chainrule.client import Ticket
-from chainrule.client._pool import (
-    SPARE_LAST_S,
-    Assignment,
-    Call,
+from chainrule.client._pool import SPARE_LAST_S, Assignment, Call, ForwardPasses, Place, Slot
+from chainrule.client.internal import (
     Dispatcher,
-    ForwardPasses,
-    Place,
     PoolTransport,
     Replica,
     ReplicaLostError,
-    Slot,
     fingerprint,
 )
 from chainrule.deploy._scaling import Autoscaler

@@ -24,10 +24,14 @@ from chainrule.elimination._work import (
     elimination_work,
     prices,
     sweep_work,
-    work_of_program,
 )
 from chainrule.elimination.examples import TASKS
-from chainrule.elimination.internal import choose_order, count_operations, trace_function
+from chainrule.elimination.internal import (
+    choose_order,
+    count_operations,
+    trace_function,
+    work_of_program,
+)
 
 V = np.array([0.3, -0.7, 1.2])
 needs_llvmlite = pytest.mark.skipif(

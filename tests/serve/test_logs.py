@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from chainrule.client import Component
-from chainrule.serve._logs import AccessLog, ErrorStream
+from chainrule.serve._logs import AccessLog
+from chainrule.serve.internal import ErrorStream
 
 HERE = Path(__file__).parent
 SECRET = 98765.4321
