@@ -151,7 +151,9 @@ def check_fields(
     )
 
 
-_set_of = cache(frozenset)
+@cache
+def _set_of(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(names)
 
 
 def _problem(kind: str, loc: list[str], message: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ In pydantic's JSON mode, arrays are encoded as the serialisation context asks: `
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
@@ -140,7 +141,7 @@ def _spelling(spec: ArraySpec) -> str:
     return f"Differentiable[{text}]" if spec.differentiable else text
 
 
-def _arguments(given: dict[str, float]) -> str:
+def _arguments(given: Mapping[str, float]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 

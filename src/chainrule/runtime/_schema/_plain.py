@@ -32,10 +32,10 @@ _PLAIN_CONTAINERS = (list, tuple, dict, Union, UnionType, Sequence, Mapping)
 
 def to_plain(node: Any) -> Any:
     """The plain tree of a model, or of nested data that may contain models."""
-    kind = type(node)
+    kind: Any = type(node)
     if kind in _PLAIN_LEAVES or isinstance(node, np.generic):
         return node
-    if is_model(kind):  # type: ignore[arg-type]
+    if is_model(kind):
         return _model_to_plain(node)
     if kind is dict or isinstance(node, Mapping):
         return _plain_values((str(key), value) for key, value in node.items())
@@ -105,7 +105,7 @@ def _is_serializer(metadata: Any) -> bool:
 
 def dumped(inputs: Any) -> Any:
     """A model as pydantic dumps it; nested data as they are."""
-    kind = type(inputs)
+    kind: Any = type(inputs)
     if not is_model(kind):
         return inputs
     if kind.__pydantic_root_model__ or not _is_direct(kind):
@@ -117,8 +117,8 @@ def dumped(inputs: Any) -> Any:
 
 def opened(value: Any) -> Any:
     """A model as the data it holds, extra fields and roots included: ours is another class."""
-    kind = type(value)
-    if not is_model(kind):  # type: ignore[arg-type]
+    kind: Any = type(value)
+    if not is_model(kind):
         return value
     if kind.__pydantic_root_model__:
         return opened(value.root)
