@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from chainrule._codec import SparseArray
 from chainrule._device import own_copy
 from chainrule._endpoints import JVP, VJP, DerivativeKind
 from chainrule._errors import InputError
@@ -168,7 +169,8 @@ def jacobian_from_jvp(
         pattern = read_pattern(sparsity, columns, outputs, lambda: ask.answers)
     entries = ask.entries(pattern, transposed=False, show_progress=show_progress)
     collect = dense_blocks if pattern is None else sparse_blocks
-    return collect(entries, lambda: ask.answers, columns)
+    blocks = collect(entries, lambda: ask.answers, columns)
+    return _with_real_blocks(blocks, ask.complex_answers, _complex_paths(arrays))
 
 
 def jacobian_from_vjp(
@@ -191,7 +193,8 @@ def jacobian_from_vjp(
 
     The other arguments and the result are those of `jacobian_from_jvp`.
     """
-    columns = Layout.of(read_arrays(inputs, canonical(jac_inputs)))
+    arrays = read_arrays(inputs, canonical(jac_inputs))
+    columns = Layout.of(arrays)
     shapes = _read_shapes(eval_fn(own_copy(inputs)), canonical(jac_outputs))
     rows = Layout.of(shapes)
     pattern = (
@@ -203,7 +206,31 @@ def jacobian_from_vjp(
     across = None if pattern is None else pattern.transpose
     entries = ask.entries(across, transposed=True, show_progress=show_progress)
     collect = dense_blocks if pattern is None else sparse_blocks
-    return collect(entries, lambda: rows, columns)
+    blocks = collect(entries, lambda: rows, columns)
+    return _with_real_blocks(blocks, _complex_paths(shapes), _complex_paths(arrays))
+
+
+def _complex_paths(arrays: Mapping[str, np.ndarray]) -> set[str]:
+    return {path for path, array in arrays.items() if np.iscomplexobj(array)}
+
+
+def _with_real_blocks(
+    blocks: dict[str, dict[str, Any]], outputs: Collection[str], inputs: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """Blocks of one matrix, real again where neither the output nor the input is complex."""
+    return {
+        out: {
+            path: _real(block) if out not in outputs and path not in inputs else block
+            for path, block in row.items()
+        }
+        for out, row in blocks.items()
+    }
+
+
+def _real(block: Any) -> Any:
+    if isinstance(block, SparseArray):
+        return SparseArray(block.shape, block.indices, block.values.real)
+    return block.real
 
 
 def _read_shapes(outputs: Any, paths: tuple[str, ...]) -> dict[str, Any]:
@@ -211,8 +238,10 @@ def _read_shapes(outputs: Any, paths: tuple[str, ...]) -> dict[str, Any]:
     zeros = {}
     for path in paths:
         leaf = get_at_path(outputs, path)
-        shape, dtype = shape_and_dtype(leaf) if is_abstract(leaf) else (np.shape(leaf), np.float64)
-        zeros[path] = np.zeros(shape, dtype)
+        if is_abstract(leaf):
+            zeros[path] = np.zeros(*shape_and_dtype(leaf))
+        else:
+            zeros[path] = np.zeros(np.shape(leaf), complex if np.iscomplexobj(leaf) else float)
     return zeros
 
 
@@ -223,6 +252,11 @@ BATCH = 64
 class UnitVectors:
     """A product endpoint with everything but the vector filled in.
 
+    Its answers to unit vectors are the columns (or rows) of a matrix A: a(v) = A v. Where a vector is complex
+    and an answer real, the endpoint gives a(v) = Re(A v), which one unit vector e does not determine: a(e) is
+    the real part of its column, and a(-i e) = Re(-i A e) the imaginary one. Such answers are asked for twice.
+    (A complex answer to a complex vector is taken to be linear over the complex numbers, as JAX takes it.)
+
     Args:
         product: the endpoint: `product(inputs, input_paths, output_paths, vector)`.
         inputs: passed on.
@@ -231,6 +265,9 @@ class UnitVectors:
         like: arrays in the shapes and dtypes of the vectors.
         answer_paths: which paths the answers are keyed by, in order.
         batched: whether `product` takes `batched=True` and vectors with a leading axis.
+
+    Attributes:
+        complex_answers: the paths at which the endpoint itself gave complex numbers.
     """
 
     def __init__(
@@ -251,6 +288,7 @@ class UnitVectors:
         self._answer_paths = answer_paths
         self._batched = batched
         self._answers: Layout | None = None
+        self.complex_answers: set[str] = set()
 
     @property
     def answers(self) -> Layout:
@@ -293,20 +331,33 @@ class UnitVectors:
 
     def _call(self, vectors: np.ndarray) -> np.ndarray:
         parts = self._seeds.split(vectors)
-        vector = {path: part.astype(self._dtypes[path]) for path, part in parts.items()}
-        options = {"batched": True} if self._batched else {}
-        inputs, *paths = self._arguments
-        result = self._product(own_copy(inputs), *map(set, paths), vector, **options)
-        answers = {
-            path: np.asarray(answered(result, path, "derivative endpoint"))
-            for path in self._answer_paths
-        }
+        answers = self._answer(parts)
+        self.complex_answers = _complex_paths(answers)
+        is_complex = {path: dtype.kind == "c" for path, dtype in self._dtypes.items()}
+        if any(is_complex.values()) and len(self.complex_answers) < len(answers):
+            turned = {path: part * (-1j if is_complex[path] else 0) for path, part in parts.items()}
+            imaginary = self._answer(turned)
+            answers = {
+                path: each if path in self.complex_answers else each + 1j * imaginary[path]
+                for path, each in answers.items()
+            }
         lead = int(self._batched)
         self._answers = Layout(
             tuple(answers), tuple(answer.shape[lead:] for answer in answers.values())
         )
         rows = [answer.reshape(len(answer) if lead else 1, -1) for answer in answers.values()]
         return np.concatenate(rows, axis=1)
+
+    def _answer(self, parts: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        vector = {path: part.astype(self._dtypes[path]) for path, part in parts.items()}
+        options = {"batched": True} if self._batched else {}
+        inputs, *paths = self._arguments
+        result = self._product(own_copy(inputs), *map(set, paths), vector, **options)
+        # Copied: an author may return the same buffer every time.
+        return {
+            path: np.array(answered(result, path, "derivative endpoint"))
+            for path in self._answer_paths
+        }
 
 
 def _ordered(answer: Any, seed: Any, transposed: bool) -> tuple[Any, Any]:

@@ -260,6 +260,8 @@ def dense_blocks(
     for entry in entries:
         if matrix is None:
             matrix = np.zeros((rows().size, columns.size), entry.values.dtype)
+        # Some entries may be complex and others, which came first, real.
+        matrix = matrix.astype(np.result_type(matrix, entry.values), copy=False)
         matrix[entry.rows, entry.columns] = entry.values
     if matrix is None:
         matrix = np.zeros((rows().size, columns.size))
