@@ -118,6 +118,20 @@ def test_members_of_a_union_that_were_tried_and_dropped_leave_no_trace():
 
 
 @with_dimension_check
+class Unions(BaseModel):
+    """Members of different ranks, whose declarations have no common one."""
+
+    a: Array[("n",), Float64] | Array[("m", None), Float64]
+    b: Array[("n",), Float64] | Array[("m", None), Float64]
+
+
+def test_names_that_only_members_of_unions_have():
+    assert Unions(a=np.ones(3), b=np.ones((4, 1)))
+    assert conflict(lambda: Unions(a=np.ones(3), b=np.ones(4)))["dimension"] == "n"
+    assert conflict(lambda: Unions(a=np.ones((3, 1)), b=np.ones((4, 1))))["dimension"] == "m"
+
+
+@with_dimension_check
 class Normalised(BaseModel):
     a: Annotated[Array[("n",), Float64], Field(description="a")]
     b: Array[("n",), Float64]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import is_dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import NoneType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -253,9 +253,9 @@ def with_dimension_check(model: type[BaseModel]) -> type[BaseModel]:
     Raises:
         DefinitionError: see `array_leaves`.
     """
-    if not any(spec.dimension_names for spec in array_leaves(model).values()):
+    if not _has_names(model):
         return model
-    check: Any = model_validator(mode="after")(_check_model)
+    check: Any = model_validator(mode="after")(_check_of(model))
     return create_model(
         model.__name__,
         __base__=model,
@@ -265,35 +265,76 @@ def with_dimension_check(model: type[BaseModel]) -> type[BaseModel]:
     )
 
 
-def _check_model(model: BaseModel, info: ValidationInfo) -> BaseModel:
-    _enter_all_sizes(model, type(model), info)
-    return model
+def _has_names(annotation: Any) -> bool:
+    # Not of `array_leaves`: members of a union that are merged there may have different names.
+    return any(spec.dimension_names for _, spec in _walk(annotation, "", ()))
 
 
 def dimension_check(annotation: Any) -> AfterValidator:
     """The same for values of any annotation: `Annotated[annotation, dimension_check(annotation)]`."""
+    return AfterValidator(_check_of(annotation))
+
+
+def _check_of(annotation: Any) -> Callable[[Any, ValidationInfo], Any]:
+    enter = _size_reader(annotation, "")
 
     def check(value: Any, info: ValidationInfo) -> Any:
-        _enter_all_sizes(value, annotation, info)
+        if enter is not None:
+            enter(value, (info.context or {}).get("dims", {}))
         return value
 
-    return AfterValidator(check)
-
-
-def _enter_all_sizes(value: Any, annotation: Any, info: ValidationInfo) -> None:
-    _enter_sizes_of(value, annotation, (info.context or {}).get("dims", {}))
-
-
-def _enter_sizes_of(value: Any, annotation: Any, table: DimensionTable) -> None:
-    for path, array, spec in _named_arrays(value, annotation, ""):
-        enter_sizes(table, path, spec, array.shape)
+    return check
 
 
 def named_sizes(model: BaseModel) -> DimensionTable:
     """The sizes of the named dimensions that the arrays (or shapes) of a validated model have."""
     table: DimensionTable = {}
-    _enter_sizes_of(model, type(model), table)
+    _enter_sizes_of(model, type(model), "", table)
     return table
+
+
+SizeReader = Callable[[Any, DimensionTable], None]
+
+
+def _size_reader(annotation: Any, path: str) -> SizeReader | None:
+    """What enters the named sizes of a value into a table; `None` where an annotation has no names.
+
+    Where arrays are is known from the annotation, unions and containers aside, whose values are walked.
+    """
+    spec, plain = spec_of(unwrap(annotation)), unwrap(annotation)
+    if spec is not None:
+        return partial(_enter_array, path, spec) if spec.dimension_names else None
+    if is_model_class(plain):
+        return _size_reader_of_model(plain, path)
+    if not _has_names(plain):
+        return None
+    return lambda value, table: _enter_sizes_of(value, plain, path, table)
+
+
+def _size_reader_of_model(model: type[BaseModel], path: str) -> SizeReader | None:
+    parts = []
+    for name, field in model.model_fields.items():
+        inner = path if model.__pydantic_root_model__ else add_segment(path, name)
+        enter = _size_reader(field.annotation, inner)
+        if enter is not None:
+            parts.append((name, enter))
+
+    def enter_fields(value: Any, table: DimensionTable) -> None:
+        for name, enter in parts:
+            enter(getattr(value, name), table)
+
+    return enter_fields if parts else None
+
+
+def _enter_array(path: str, spec: ArraySpec, array: Any, table: DimensionTable) -> None:
+    shape = getattr(array, "shape", ())
+    if len(shape) == len(spec.dimension_names):
+        enter_sizes(table, path, spec, shape)
+
+
+def _enter_sizes_of(value: Any, annotation: Any, path: str, table: DimensionTable) -> None:
+    for found, array, spec in _named_arrays(value, annotation, path):
+        enter_sizes(table, found, spec, array.shape)
 
 
 def enter_sizes(table: DimensionTable, path: str, spec: ArraySpec, shape: Sequence[int]) -> None:
