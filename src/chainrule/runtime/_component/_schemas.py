@@ -1,4 +1,4 @@
-"""The models that validate the data of a component, and the plain trees that callers get.
+"""The models that validate the data of a component, and what they imply for shapes.
 
 A component's schemas are rewritten once: every model of the tree becomes `<Prefix>_<Name>`, and every
 array annotation may be exchanged. Two rewritings exist:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import is_dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from types import NoneType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -276,9 +276,11 @@ def dimension_check(annotation: Any) -> AfterValidator:
 
 
 def _check_of(annotation: Any) -> Callable[[Any, ValidationInfo], Any]:
-    enter = _size_reader(annotation, "")
+    # Made for the first value: before, a model may refer to classes that are not defined yet.
+    reader = cache(lambda: _size_reader(annotation, ""))
 
     def check(value: Any, info: ValidationInfo) -> Any:
+        enter = reader()
         if enter is not None:
             enter(value, (info.context or {}).get("dims", {}))
         return value
