@@ -14,7 +14,7 @@ In reading order:
     _commands       executables and `component.yaml` → Definition
     _decks          text files of executables: templates, and patterns of results
     _devices        functions that compute on a GPU
-    _schemas        the models that validate, plain trees, abstract evaluation from schemas alone
+    _schemas        the models that validate; abstract evaluation from schemas alone
     _local          `LocalComponent`, and 64 bits for components that declare them
     _handlers       the endpoints: validate, run, validate
     _prepared       calls on a GPU that were validated before
