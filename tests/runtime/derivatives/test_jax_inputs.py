@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from pydantic import BaseModel, ConfigDict, create_model, field_serializer
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_serializer
 
 from chainrule._partition import Template
-from chainrule.runtime.jax_recipes import jax_jvp
+from chainrule.runtime.jax_recipes import jax_apply, jax_jvp
 from chainrule.runtime.jax_recipes._programs import split
 
 X, Y = np.arange(3.0), np.ones((2, 2), np.int32)
@@ -116,3 +117,9 @@ def test_a_cached_property_is_no_input(extra):
 def test_a_model_with_serializers_is_dumped():
     _, (x, _) = split(Serialized(x=X, y=Y))
     np.testing.assert_array_equal(x, 2 * X)
+
+
+def test_names_of_a_model_that_is_dumped_by_alias():
+    model = create_model("Model", __config__=ConfigDict(serialize_by_alias=True),
+                         x=(Any, Field(serialization_alias="y")))  # fmt: skip
+    assert jax_apply(lambda inputs: {"z": inputs["y"]}, model(x=X))["z"] is X

@@ -108,11 +108,15 @@ def dumped(inputs: Any) -> Any:
     kind: Any = type(inputs)
     if not is_model(kind):
         return inputs
-    if kind.__pydantic_root_model__ or not _is_direct(kind):
-        return inputs.model_dump()
-    fields = dict(_items(inputs))
-    is_flat = all(type(value) in _PLAIN_LEAVES for value in fields.values())
+    fields = dict(_items(inputs)) if _is_dumped_as_it_is(kind) else {}
+    is_flat = fields and all(type(value) in _PLAIN_LEAVES for value in fields.values())
     return fields if is_flat else inputs.model_dump()
+
+
+@cache
+def _is_dumped_as_it_is(model: type[BaseModel]) -> bool:
+    has_other_names = model.model_config.get("serialize_by_alias", False)
+    return _is_direct(model) and not model.__pydantic_root_model__ and not has_other_names
 
 
 def opened(value: Any) -> Any:
