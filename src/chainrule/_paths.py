@@ -11,10 +11,10 @@ Invariant: `split_path(join_path(*segments)) == segments`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 
-from chainrule._errors import InputError, PathError
+from chainrule._errors import PathError
 
 # One segment: an index (of no more digits than a machine can count to), a braced key (escapes allowed), or
 # a bare identifier. What an identifier is, Python knows better than a regular expression: combining marks
@@ -23,7 +23,6 @@ _SEGMENT = re.compile(
     r"\[(?P<index>[0-9]{1,18})\]|\{(?P<key>(?:[^{}\\]|\\.)*)\}|(?P<name>[^.\[\]{}\\]+)", re.DOTALL
 )
 _ESCAPE = re.compile(r"([{}\\])")
-_NOT_WORD = re.compile(r"\W+")
 _UNESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 Segment = str | int
@@ -100,29 +99,6 @@ def render_segment(segment: Segment) -> str:
     if isinstance(segment, Key):
         return f"{{{escape_dict_key(segment)}}}"
     return segment
-
-
-def as_identifier(name: str) -> str:
-    """A path, or the name of a variable elsewhere, as an identifier: `wings.[0].chord` → `wings_0_chord`.
-
-    What is left may be empty, begin with a digit, or be the same for two names.
-    """
-    return _NOT_WORD.sub("_", name).strip("_")
-
-
-def distinct_identifiers(paths: Sequence[str], tool: str) -> list[str]:
-    """The same for several paths, for a tool that wants identifiers as names.
-
-    Raises:
-        InputError: two of them would have the same one (`bad_schema`).
-    """
-    names = [as_identifier(path) for path in paths]
-    if len(set(names)) < len(names):
-        raise InputError(
-            f"Two of the paths {', '.join(paths)} have the same name in {tool}; rename a field.",
-            code="bad_schema",
-        )
-    return names
 
 
 def path_to_pattern(path: str) -> str:

@@ -9,8 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from chainrule import Component, ComponentError
-from chainrule.runtime import Array, Differentiable, Float64, SparseArray, component, load_component
+from chainrule import Component, ComponentError, InputError
+from chainrule.runtime import (
+    Array,
+    Complex128,
+    Differentiable,
+    Float64,
+    SparseArray,
+    component,
+    load_component,
+)
 
 ca = pytest.importorskip("casadi")
 
@@ -232,6 +240,15 @@ def test_the_authors_error_comes_out_after_the_solve():
     solver(x0=[0.0, 0.0])
     with pytest.raises(ComponentError, match="no convergence"):
         f.raise_error()
+
+
+def test_complex_numbers_are_refused_by_name():
+    @component(framework="jax")
+    def waves(x: Vector) -> Differentiable[Array[("n",), Complex128]]:
+        return x * (1 + 2j)
+
+    with pytest.raises(InputError, match="result is complex128, and CasADi"):
+        chainrule.casadi.function(waves, {"x": np.ones(2)})
 
 
 def test_nan_and_threads(f):

@@ -14,7 +14,15 @@ from pydantic import BaseModel, Field
 
 from chainrule import Component, ComponentError, InputError, apply_component
 from chainrule.errors import CapabilityError, DefinitionError
-from chainrule.runtime import Array, Differentiable, Float64, SparseArray, component, load_component
+from chainrule.runtime import (
+    Array,
+    Complex128,
+    Differentiable,
+    Float64,
+    SparseArray,
+    component,
+    load_component,
+)
 from chainrule.runtime.testing import check_gradients
 
 om = pytest.importorskip("openmdao.api")
@@ -132,6 +140,15 @@ class State(BaseModel):
 
 class Next(BaseModel):
     x: Pair
+
+
+def test_complex_numbers_are_refused_by_name():
+    @component(framework="jax")
+    def waves(x: Vector) -> Differentiable[Array[("n",), Complex128]]:
+        return x * (1 + 2j)
+
+    with pytest.raises(InputError, match="result is complex128, and OpenMDAO"):
+        chainrule.openmdao.component(waves, {"x": np.ones(2)})
 
 
 def test_an_output_with_the_name_of_an_input():

@@ -14,6 +14,7 @@ from chainrule.errors import CapabilityError, StorageError
 from chainrule.runtime import (
     Array,
     Bounds,
+    Complex128,
     Differentiable,
     Float32,
     Float64,
@@ -44,6 +45,11 @@ def distance(
     x: Annotated[Vector, Field(ge=0, le=0.5)], mode: str = "fine"
 ) -> tuple[Differentiable[Float64], Differentiable[Float64]]:
     return float(np.sum((x - TARGET) ** 2)), float(x.sum())
+
+
+@component(framework="jax")
+def impedance(z: Differentiable[Array[(2,), Complex128]]) -> Differentiable[Float64]:
+    return jnp.sum(jnp.abs(z - (1 + 2j)) ** 2)
 
 
 def _skip_without_package(method):
@@ -317,6 +323,7 @@ def test_the_number_of_evaluations_is_bounded():
         (lambda p: np.sum(np.sin(p["x"])), {"x": np.ones(3)}, {}, "cannot be traced by JAX"),
         (lambda p: p["x"].sum() if p["x"][0] > 0 else 1.0, {"x": np.ones(3)}, {}, "jax.numpy"),
         (square, {"x": np.ones(3)}, {"constraints": [(lambda p: np.sin(p["x"]), Bounds(le=1))]}, "traced"),
+        (impedance, {"z": [1 + 1j, 2.0]}, {}, "z is complex128, and a solver has real numbers only"),
         (distance, START, {}, "Say which one is minimised"),
         (distance, START, {"objective": "zz"}, "no differentiable output 'zz'"),
         (square, {"x": np.ones(3)}, {"max_evaluations": 0}, "1 or more"),

@@ -102,6 +102,25 @@ def test_what_a_component_does_not_have(start_server, tmp_path):
     served.stop()
 
 
+def test_complex_numbers_are_refused_by_name(start_server, tmp_path):
+    source = tmp_path / "waves.py"
+    source.write_text(
+        textwrap.dedent("""
+        from chainrule.runtime import Array, Complex128, Differentiable, Float64, component
+
+        @component
+        def waves(x: Differentiable[Array[(2,), Float64]]) -> Differentiable[Array[(2,), Complex128]]:
+            return x * (1 + 2j)
+        """)
+    )
+    served = start_server(components=str(source), umbridge=True, workers=0)
+    for route in ("OutputSizes", "Evaluate"):
+        status, answer = post(served.url, route, {"name": "waves", "input": [[1.0, 2.0]]})
+        assert (status, answer["error"]["type"]) == (400, "InvalidInput")
+        assert "result is complex128, and UM-Bridge" in answer["error"]["message"]
+    served.stop()
+
+
 def test_an_output_of_another_size_than_announced_is_refused(start_server, tmp_path):
     source = tmp_path / "roots.py"
     source.write_text(

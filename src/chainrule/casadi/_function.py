@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import casadi
+from chainrule._doors import as_identifier, distinct_identifiers, real_leaves
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VJP
-from chainrule._paths import as_identifier, distinct_identifiers
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
 from chainrule.runtime.internal import Document, Leaf, complete_inputs
@@ -94,8 +94,9 @@ class _Program:
         self._component = component
         self._tree = complete_inputs(component, example)
         document = Document(component.openapi_schema)
-        self.inputs = document.leaves("inputs", self._tree)
-        self.outputs = document.leaves("outputs", component.apply(self._tree))
+        at_example = component.apply(self._tree)
+        self.inputs = real_leaves(document.leaves("inputs", self._tree), "CasADi")
+        self.outputs = real_leaves(document.leaves("outputs", at_example), "CasADi")
         self.input_names, self.output_names = (
             distinct_identifiers([leaf.path for leaf in leaves], "CasADi")
             for leaves in (self.inputs, self.outputs)

@@ -24,6 +24,7 @@ import orjson
 from pydantic import BaseModel, Field, create_model
 
 from chainrule._codec import DEFAULT_LIMITS, parse_json
+from chainrule._doors import as_identifier
 from chainrule._errors import (
     CapabilityError,
     ChainruleError,
@@ -32,7 +33,6 @@ from chainrule._errors import (
     LimitError,
     TransportError,
 )
-from chainrule._paths import as_identifier
 from chainrule._visible import visible
 from chainrule.client._connections import ConnectionPool, Deadline, Request, Verify, parse_url
 from chainrule.client._transport import Ticket, check_count, check_seconds

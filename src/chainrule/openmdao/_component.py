@@ -15,9 +15,9 @@ import numpy as np
 import openmdao.api as om
 from openmdao.utils.units import valid_units
 
+from chainrule._doors import distinct_identifiers, real_leaves
 from chainrule._endpoints import JACOBIAN, JVP, VJP
 from chainrule._errors import CapabilityError, ComponentError, InputError
-from chainrule._paths import distinct_identifiers
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
 from chainrule.runtime.internal import Document, Leaf, complete_inputs
@@ -255,6 +255,7 @@ def _entries(block: SparseArray) -> tuple[np.ndarray, np.ndarray]:
 
 def _named(leaves: Sequence[Leaf], taken: Collection[str] = ()) -> dict[str, Leaf]:
     """Leaves under names that OpenMDAO allows; an output that is called like an input gets `_out`."""
+    leaves = real_leaves(leaves, "OpenMDAO")
     names = distinct_identifiers([leaf.path for leaf in leaves], "OpenMDAO")
     names = [f"{name}_out" if name in taken else name for name in names]
     if len({*names, *taken}) < len(names) + len(taken):

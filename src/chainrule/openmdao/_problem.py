@@ -25,8 +25,8 @@ import openmdao.api as om
 from openmdao.utils.graph_utils import get_sccs_topo
 from pydantic import Field, create_model
 
+from chainrule._doors import as_identifier
 from chainrule._errors import DefinitionError
-from chainrule._paths import as_identifier
 from chainrule.runtime import Array, Differentiable, LocalComponent, load_component
 from chainrule.runtime.internal import known_units
 

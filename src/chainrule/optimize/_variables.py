@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from chainrule._describe import describe_value
+from chainrule._doors import real_leaves
 from chainrule._errors import InputError
 from chainrule._jaxpr import NOT_TRACEABLE
 from chainrule._paths import Key, Segment, join_path
@@ -135,7 +136,8 @@ def _of_component(
             code="bad_start",
         )
     tree = complete_inputs(component, x0)
-    leaves = Document(component.openapi_schema).leaves("inputs", tree)
+    document = Document(component.openapi_schema)
+    leaves = real_leaves(document.leaves("inputs", tree), "a solver")
     if not leaves:
         raise InputError(
             f"There is nothing to vary: {component.name} has no differentiable input in {list(x0)}.",

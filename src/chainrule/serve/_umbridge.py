@@ -37,6 +37,7 @@ import orjson
 from chainrule._codec import Limits, parse_json
 from chainrule._describe import describe_value
 from chainrule._device import to_host
+from chainrule._doors import real_leaves
 from chainrule._endpoints import HVP, JVP, VJP, DerivativeKind
 from chainrule._errors import ChainruleError, InputError
 from chainrule._lru_cache import LRUCache
@@ -201,6 +202,7 @@ class Model:
         return found
 
     def _grouped(self, leaves: Sequence[Leaf]) -> tuple[Group, ...]:
+        leaves = real_leaves(leaves, "UM-Bridge")
         return (Group(leaves),) if self._is_flat else tuple(Group([leaf]) for leaf in leaves)
 
     def _abstract_outputs(self, tree: Any, inputs: Sequence[Leaf]) -> Any:

@@ -20,8 +20,8 @@ from xml.etree import ElementTree
 import numpy as np
 from pydantic import Field
 
+from chainrule._doors import as_identifier
 from chainrule._errors import DefinitionError, missing_dependency
-from chainrule._paths import as_identifier
 from chainrule.runtime._component._definition import hash_files
 from chainrule.runtime._schema import Bounds, array_type
 from chainrule.runtime._schema._spec import known_units, make_spec

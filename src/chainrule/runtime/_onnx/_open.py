@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, Field, create_model
 
+from chainrule._doors import as_identifier
 from chainrule._errors import DefinitionError, missing_dependency
-from chainrule._paths import as_identifier
 from chainrule.runtime._component._definition import Definition, Implementation, hash_files
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._functions import recipe_implementations
