@@ -8,7 +8,7 @@ export PYTHONPATH="$PWD/src:$PWD/.device-packages:$PWD" XLA_PYTHON_CLIENT_PREALL
 out=${OUT:-$(mktemp -d)}
 python=${PYTHON:-python3}
 JAX_PLATFORMS=${JAX_PLATFORMS:-cuda,cpu} timeout "${TESTS_S:-320}" "$python" -m pytest -q -p no:cacheprovider --confcutdir=tests \
-    --durations=10 -rfE tests/device 2>&1 | tee "$out/tests.txt" | tail -n 150
+    --durations=10 -rfE -W ignore::DeprecationWarning --continue-on-collection-errors tests/device 2>&1 | tee "$out/tests.txt" | tail -n 150
 tests=${PIPESTATUS[0]}
 timeout "${FIGURES_S:-210}" "$python" -m benchmarks.device_components "$@" 2>&1 | tee "$out/figures.txt" >/dev/null
 figures=${PIPESTATUS[0]}
