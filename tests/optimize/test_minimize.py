@@ -85,6 +85,17 @@ def test_bounds_come_from_the_schema_and_what_does_not_vary_stays():
     np.testing.assert_allclose(free.x["x"], TARGET, atol=1e-6)
 
 
+def test_bounds_that_the_schema_only_mentions():
+    limits = Field(json_schema_extra={"minimum": 0, "maximum": 0.5})
+
+    @component(derivatives="finite")
+    def unchecked(x: Annotated[Vector, limits]) -> Differentiable[Float64]:
+        return float(np.sum((x - TARGET) ** 2))
+
+    found = minimize(unchecked, {"x": np.full(3, 0.1)})
+    np.testing.assert_allclose(found.x["x"], [0.5, 0.25, 0.25], atol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:delta_grad == 0.0")  # scipy's advice for linear constraints
 @pytest.mark.parametrize("method", ["SLSQP", "trust-constr", "nlopt.LD_SLSQP", "ipopt", "COBYQA"])
 @pytest.mark.parametrize("who", ["component", "function"])
