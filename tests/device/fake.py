@@ -208,6 +208,14 @@ def buffers_of(pid):
     return sorted(MEMORY.glob(f"{PREFIX}{pid}-*"))
 
 
+def forget_buffers():
+    """Remove the buffers of this process and of those that have ended, as the driver of a GPU does."""
+    for path in MEMORY.glob(f"{PREFIX}*"):
+        pid = path.name.removeprefix(PREFIX).partition("-")[0]
+        if pid == str(os.getpid()) or not Path("/proc", pid).exists():
+            path.unlink(missing_ok=True)
+
+
 def install(replace=setattr, uuid=UUID):
     """Give this process a GPU; the library and the device."""
     import chainrule.client._devices as client

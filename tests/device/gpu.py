@@ -14,7 +14,7 @@ import pytest
 
 from chainrule._device import library_for, to_host
 from chainrule._device_exchange import exchange_device
-from device.fake import MEMORY, PREFIX, UUID, buffers_of, install
+from device.fake import MEMORY, PREFIX, UUID, forget_buffers, install
 
 SOURCE = Path(__file__).with_name("exchanged.py")
 ROOT = SOURCE.parents[1]
@@ -71,8 +71,7 @@ def gpu_for_tests():
             return
         patch.setenv("CHAINRULE_FAKE_GPU", UUID)
         yield Gpu(*install(patch.setattr))
-        for path in buffers_of(os.getpid()):
-            path.unlink()
+        forget_buffers()
 
 
 _SERVE = """
