@@ -3,8 +3,8 @@
 `<!-- commands -->` becomes the commands and options of the command line, and `<!-- serve options -->` the
 table of `ServeOptions`. `<!-- show: name -->` becomes the picture that the Python blocks above it on the page
 call so; the page's blocks are run for that, as the tests run them (conftest.py at the root). Formulas become
-MathML, which browsers draw without a script. `llms.txt` lists the pages for assistants, as
-https://llmstxt.org describes it.
+MathML, which browsers draw without a script. In the dark theme `x-dark.png` is shown in the place of `x.png`.
+`llms.txt` lists the pages for assistants, as https://llmstxt.org describes it.
 """
 
 import re
@@ -21,6 +21,7 @@ from jinja2 import Environment
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
 
 from chainrule.cli.internal import COMMANDS, help_of
 from chainrule.serve.internal import option_table
@@ -33,6 +34,7 @@ _BLOCK_OR_SHOW = re.compile(
     re.M | re.S,
 )
 
+_PLOT = re.compile(r"!\[(?P<about>[^\]]*)\]\((?P<path>[^)\s]+)\.png\)")
 _FORMULA = re.compile(
     r'<(?P<element>span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</(?P=element)>', re.S
 )
@@ -44,8 +46,9 @@ _NOT_TEXT = re.compile(
 )
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the markers of a page."""
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Replace the markers of a page, and give its pictures to the themes that they are made for."""
+    markdown = _with_dark_twins(markdown, Path(config.docs_dir, page.file.src_uri).parent)
     if _COMMANDS in markdown:
         markdown = markdown.replace(_COMMANDS, "\n".join(_commands()))
     markdown = markdown.replace(_SERVE_OPTIONS, option_table())
@@ -58,8 +61,16 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def on_post_page(html: str, **_: Any) -> str:
-    """Name the theme's search dialogue for screen readers."""
-    return html.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+    """Name what the theme leaves without a name for screen readers, or gives the name of something else."""
+    html = html.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+    return html.replace(
+        '<nav class="md-nav" aria-label="', '<nav class="md-nav" aria-label="On this page: '
+    )
+
+
+def on_post_template(output: str, **_: Any) -> str:
+    """The same for the page of addresses that do not exist."""
+    return on_post_page(output)
 
 
 def on_env(env: Environment, config: MkDocsConfig, files: Files) -> None:
@@ -92,12 +103,24 @@ def _mathml(found: re.Match[str]) -> str:
     return convert(unescape(found["latex"]), display=display)
 
 
+def _with_dark_twins(markdown: str, folder: Path) -> str:
+    """Where `x-dark.png` lies beside `x.png`, each is shown in one theme."""
+
+    def both(found: re.Match[str]) -> str:
+        picture = f"![{found['about']}]({found['path']}"
+        if not (folder / f"{found['path']}-dark.png").exists():
+            return found[0]
+        return f"{picture}.png#only-light)\n{picture}-dark.png#only-dark)"
+
+    return _PLOT.sub(both, markdown)
+
+
 def _with_pictures(markdown: str) -> str:
     namespace: dict[str, Any] = {}
 
     def replace(found: re.Match[str]) -> str:
         if found["name"]:
-            return f'<div style="overflow-x: auto">{namespace[found["name"]].html()}</div>'
+            return f'<div class="wide">{namespace[found["name"]].html()}</div>'
         if found["file"]:
             file = Path(found["file"])
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,8 @@ def slow(x: float, seconds: float = 0.0) -> float:
         progress(0.75, "\\x1b]0;owned\\x07 title")
     if x == -13:
         raise ValueError("\\x1b[2J gone")
+    if x == -60:
+        raise ValueError("long " + 60 * "word " + "end")
     if x < 0:
         raise ValueError("negative")
     time.sleep(seconds)
@@ -152,6 +154,11 @@ def test_top(url, component, capsys):
     for word in ("slow", "requests", "latency", "queue", "workers", "jobs", "succeeded"):
         assert word in out
     assert "unknown" not in out  # the author gave no version
+    with pytest.raises(ComponentError):
+        component.submit("apply", {"x": -60.0}).result(300)
+    out = run(capsys, "top", url)[1]
+    assert out.count("word") == 60  # messages are whole
+    assert "end" in out
     status = json.loads(run(capsys, "top", url, "--json")[1])
     assert status["requests"]["total"] >= 1
 

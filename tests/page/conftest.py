@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 
@@ -138,34 +141,73 @@ def open_page(browser, request, artifacts):
     assert complaints == []
 
 
-@pytest.fixture
-def look(browser, request, artifacts):
-    """Opens an address at a width, light or dark. Errors, requests elsewhere and what axe finds fail."""
+# While a colour or a place changes over some milliseconds, axe would see what no reader looks at.
+SETTLED = """Promise.allSettled(document.getAnimations()
+  .filter(each => each.effect.getComputedTiming().endTime < Infinity).map(each => each.finished))"""
+
+
+@pytest.fixture(scope="session")
+def find_faults():
+    """Lists what is wrong with a page as it is now: it is too wide, or axe finds violations of WCAG."""
     axe = pytest.importorskip("axe_playwright_python", reason="axe is not installed")
     check = (files(axe) / "axe.min.js").read_text()
+
+    def find(page, *, contrast=True):
+        page.evaluate(SETTLED)
+        is_within = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.evaluate(check)
+        rules = {"color-contrast": {"enabled": contrast}}
+        found = page.evaluate(
+            "async (rules) => (await axe.run({ rules, resultTypes: ['violations'] })).violations",
+            rules,
+        )
+        faults = [(each["id"], [node["html"] for node in each["nodes"]]) for each in found]
+        return faults if is_within else [("wider than the screen", []), *faults]
+
+    return find
+
+
+def listen(page, address, wrong, status=None):
+    """Append to `wrong` what a page complains about, and what it asks of others than `address`.
+
+    Chromium writes a line to the console for every answer that is no success: `status` may come.
+    """
+
+    def hear(message):
+        is_expected = f"the server responded with a status of {status} " in message.text
+        if message.type in ("error", "warning") and not is_expected:
+            wrong.append(message.text)
+
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", hear)
+    origin = address if address.startswith("file:") else "/".join(address.split("/")[:3])
+    page.on("request", lambda r: None if r.url.startswith((origin, "data:", "about:"))
+            else wrong.append(r.url))  # fmt: skip
+
+
+@pytest.fixture(scope="session", name="listen")
+def listen_fixture():
+    return listen
+
+
+@pytest.fixture
+def look(browser, request, artifacts, find_faults):
+    """Opens an address at a width, light or dark. Errors, requests elsewhere and what axe finds fail."""
     contexts, wrong = [], []
 
-    def open_one(address, width=1280, scheme="light"):
+    def open_one(address, width=1280, scheme="light", status=None):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         context.set_default_timeout(10_000)
         contexts.append((context, f"{width}-{scheme}"))
         page = context.new_page()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda m: wrong.append(m.text) if m.type in ("error", "warning") else 0)
-        origin = address if address.startswith("file:") else "/".join(address.split("/")[:3])
-        page.on("request", lambda r: None if r.url.startswith((origin, "data:", "about:"))
-                else wrong.append(r.url))  # fmt: skip
+        listen(page, address, wrong, status)
         page.goto(address)
         return page
 
     def examine(page, name):
         """Look at a page as it is now."""
         page.screenshot(path=artifacts / f"{request.node.name}-{name}.png", full_page=True)
-        if not page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
-            wrong.append((name, "wider than the screen"))
-        page.evaluate(check)
-        found = page.evaluate("axe.run()")["violations"]
-        wrong.extend((name, each["id"], [n["html"] for n in each["nodes"]]) for each in found)
+        wrong.extend((name, *fault) for fault in find_faults(page))
 
     open_one.examine = examine
     yield open_one
@@ -174,6 +216,28 @@ def look(browser, request, artifacts):
             examine(page, name)
         context.close()
     assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def serve_folder():
+    """Serves the files of a folder; its address."""
+    servers = []
+
+    def serve(path):
+        handler = functools.partial(_Quiet, directory=path)
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_address[1]}/"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        """Say nothing about a request."""
 
 
 @pytest.fixture

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,24 +121,7 @@ def test_an_elimination_is_stepped_through_as_a_matrix(look, tmp_path, width, sc
     assert is_within(page)
 
 
-@pytest.fixture
-def folder():
-    """Serves the files of a folder; its address."""
-    servers = []
-
-    def serve(path):
-        handler = functools.partial(SimpleHTTPRequestHandler, directory=path)
-        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_address[1]}/"
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def test_pictures_in_a_notebook_are_framed_by_nbconvert(look, tmp_path, folder, flow, layers):
+def test_pictures_in_a_notebook_are_framed_by_nbconvert(look, tmp_path, serve_folder, flow, layers):
     nbformat = pytest.importorskip("nbformat")
     nbconvert = pytest.importorskip("nbconvert")
     notebook = nbformat.v4.new_notebook()
@@ -154,10 +133,10 @@ def test_pictures_in_a_notebook_are_framed_by_nbconvert(look, tmp_path, folder, 
         notebook.cells.append(nbformat.v4.new_code_cell(name, outputs=[output]))
     exporter = nbconvert.HTMLExporter(template_name="basic")
     body, _ = exporter.from_notebook_node(notebook)
-    head = '<title>Notebook</title><link rel="icon" href="data:,">'
+    head = '<meta charset="utf-8"><title>Notebook</title><link rel="icon" href="data:,">'
     text = f'<!doctype html><html lang="en">{head}<main><h1>Notebook</h1>{body}</main></html>'
     (tmp_path / "index.html").write_text(text)
-    page = look(folder(tmp_path))
+    page = look(serve_folder(tmp_path))
     for title in ("Pipeline", "A run"):
         frame = page.locator(f'iframe[title="{title}"]').first
         inside = frame.content_frame

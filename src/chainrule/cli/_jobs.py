@@ -6,7 +6,6 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from dataclasses import asdict
-from textwrap import shorten
 from typing import Any
 
 from chainrule.cli._output import make_table, write_error, write_result, write_text
@@ -38,27 +37,18 @@ def _list(options: Namespace) -> int:
     return 0
 
 
-def jobs_table(title: str, jobs: Iterable[JobInfo], longest_note: int | None = None) -> Any:
-    """A table of jobs that rich can show.
-
-    Args:
-        title: of the table.
-        jobs: one per row.
-        longest_note: characters of a message that are shown; all when not given.
-    """
-    rows = (_row(job, longest_note) for job in jobs)
-    return make_table(title, ("job", "state", "since (UTC)", "call"), rows)
+def jobs_table(title: str, jobs: Iterable[JobInfo]) -> Any:
+    """A table of jobs that rich can show."""
+    return make_table(title, ("job", "state", "since (UTC)", "call"), map(_row, jobs))
 
 
-def _row(job: JobInfo, longest_note: int | None) -> tuple[str, ...]:
+def _row(job: JobInfo) -> tuple[str, ...]:
     """Narrow cells first: what is left of a line is for the message under the call."""
     share = "" if job.fraction is None else f"{100 * job.fraction:.0f} %"
     if job.queue_position is not None:
         share = f"{job.queue_position} before it"
     since = job.finished_at or job.started_at or job.submitted_at
     note = " ".join(_note(job).split())
-    if longest_note is not None:
-        note = shorten(note, longest_note, placeholder=" …")
     call = f"{job.component}/{job.endpoint}"
     is_final = job.state == "succeeded"
     return (

@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # of the extra `serve`, which only the dashboard needs
 
 _HOST = "127.0.0.1"
 _JOBS = 12
-_LONGEST_NOTE = 120  # characters of a message; `chainrule job list` shows all
 _KEPT = 50  # observations in a line of blocks
 
 
@@ -119,11 +118,11 @@ def _view(url: str, server: Server, history: Sequence[Mapping[str, Any]]) -> Any
     status = server.status()
     if isinstance(history, deque):
         history.append(status)
-    return Group(
+    return Group(  # a small screen cuts the end: the oldest jobs
+        *([Text("q ends this", style="dim")] if history else []),
         _headline(url, status, history),
         _workers(status["workers"]),
-        jobs_table("jobs", server.jobs(limit=_JOBS), _LONGEST_NOTE),
-        *([Text("q ends this", style="dim")] if history else []),
+        jobs_table("jobs", server.jobs(limit=_JOBS)),
     )
 
 

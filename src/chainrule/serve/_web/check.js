@@ -108,7 +108,7 @@ function taylorPlot({ endpoint, remainders, summary }) {
   const named = [1, 2].map((order) => {
     const [[, start], [, stop]] = along(order);
     const share = order === 1 ? 0.1 : 0.6;
-    return svg("text", { class: "tick", x: EDGE + share * (FAR - EDGE), y: y(start + share * (stop - start)) + (order === 1 ? -8 : 16) }, `order ${order}`);
+    return svg("text", { class: "tick", x: EDGE + share * (FAR - EDGE), y: y(start + share * (stop - start)) + 16 }, `order ${order}`);
   });
   const marks = [line(along(1), "diagonal"), line(along(2), "diagonal"), named, line(logs, "curve"), logs.map(([step, size]) => svg("circle", { class: "dot", cx: x(step), cy: y(size), r: 3 }))];
   const ends = ({ low, high }) => [low, high].map((power) => formatNumber(10 ** power, 2));

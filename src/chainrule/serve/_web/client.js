@@ -105,11 +105,8 @@ export class Client {
   }
 
   async #result(job) {
-    const answer = await this.#fetch(new URL(`jobs/${job.id}/result`, this.root), { headers: { Accept: ARRAYS } });
-    if (answer.status === 410 && job.state === "cancelled") {
-      throw new Problem(410, { code: "cancelled", message: "The run was cancelled." });
-    }
-    return this.#read(answer);
+    if (job.state === "cancelled") throw new Problem(410, { code: "cancelled", message: "The run was cancelled." });
+    return this.#read(await this.#fetch(new URL(`jobs/${job.id}/result`, this.root), { headers: { Accept: ARRAYS } }));
   }
 
   /** Listen until the job ends or the stream does; the job as it is then. */

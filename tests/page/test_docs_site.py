@@ -1,0 +1,84 @@
+"""The built documentation in a browser: every page, and one of each kind at all widths and in both themes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOOKS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
+OF_EACH_KIND = [
+    "index.html",  # the hero, the doors
+    "tutorial/pipeline.html",  # pictures of view
+    "how-to/typed-arrays.html",  # tables
+    "explanation/elimination.html",  # formulas
+    "reference/harvest.html",  # docstrings
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built pages."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    subprocess.run(command, cwd=ROOT, check=True, env=environment)
+    return folder
+
+
+@pytest.fixture
+def visit(browser, site, serve_folder, listen, find_faults, artifacts):
+    """Opens a page of the docs at a width and in a theme; what is wrong with it fails."""
+    address, wrong = serve_folder(site), []
+    context = browser.new_context()
+    page = context.new_page()
+    listen(page, address, wrong)
+
+    def visit(name, width, scheme, *, screenshot=False, prepare=None, contrast=True):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        page.goto(address + name)
+        if prepare:
+            prepare(page)
+        wrong.extend(
+            (name, width, scheme, *fault) for fault in find_faults(page, contrast=contrast)
+        )
+        if screenshot:
+            file = f"docs-{name.replace('/', '-').removesuffix('.html')}-{width}-{scheme}.png"
+            page.screenshot(path=artifacts / file, full_page=True)
+
+    yield visit
+    context.close()
+    assert wrong == []
+
+
+def test_every_page(visit, site):
+    """One after the other in the four looks, so that each page has one and each look has many.
+
+    The contrast of every word takes axe minutes; the pages of each kind show all colours.
+    """
+    pages = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+    assert len(pages) > 80
+    for name, (width, scheme) in zip(pages, itertools.cycle(LOOKS), strict=False):
+        visit(name, width, scheme, contrast=False)
+
+
+@pytest.mark.parametrize("name", OF_EACH_KIND)
+def test_pages_of_each_kind(visit, name):
+    for width, scheme in LOOKS:
+        visit(name, width, scheme, screenshot=True)
+
+
+def test_the_menu_of_a_small_screen(visit):
+    def open_menu(page):
+        page.locator("label.md-header__button[for=__drawer]").click()
+        page.locator(".md-sidebar--primary").get_by_text("Reference").first.wait_for()
+
+    for scheme in ("light", "dark"):
+        visit("index.html", 390, scheme, prepare=open_menu)
