@@ -11,6 +11,13 @@ const mend = () => {
   for (const place of document.querySelectorAll(".md-code__nav")) place.role = "none";
 };
 
-addEventListener("load", mend);
-addEventListener("resize", mend);
-new MutationObserver(mend).observe(document.documentElement, { childList: true, subtree: true });
+let isDue = false;
+const mendSoon = () => {
+  if (isDue) return;
+  isDue = true;
+  requestAnimationFrame(() => { isDue = false; mend(); });
+};
+
+addEventListener("load", mendSoon);
+addEventListener("resize", mendSoon);
+new MutationObserver(mendSoon).observe(document.querySelector(".md-content"), { childList: true, subtree: true });

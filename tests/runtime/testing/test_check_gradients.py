@@ -468,6 +468,7 @@ def test_a_common_factor_is_named(factor, words):
     assert "FAILED" in report.verdict
     assert str(report).startswith("check-gradients: ")
     assert "✗" in report._repr_html_()
+    assert "`" not in report._repr_html_()
 
 
 def test_a_right_gradient_has_no_contradiction():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -15,6 +16,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from chainrule._tables import Html, html_table
+
+
+def _as_html(text: str) -> str:
+    """Text whose names stand between backquotes."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
 @dataclass(frozen=True)
@@ -196,7 +202,7 @@ class GradientReport:
                 Html(f"<code>{escape(check.endpoint)}</code>"),
                 check.test,
                 "✓ passed" if check.passed else Html("<strong>✗ FAILED</strong>"),
-                Html("<br>".join(map(escape, [check.summary, *map(str, check.mismatches[:10])]))),
+                Html("<br>".join(map(_as_html, [check.summary, *map(str, check.mismatches[:10])]))),
             )
             for check in self.checks
         ]
