@@ -106,8 +106,8 @@ def jacobian(inputs, jac_inputs, jac_outputs):
     return finite_difference_jacobian(apply, inputs, jac_inputs, jac_outputs)
 
 
-# What a script in a plot can reach.
-SPY = """<p id="said">a plot</p><script>
+# What a script in a plot can reach; in the colours of the browser's theme, as its author asks.
+SPY = """<meta name="color-scheme" content="light dark"><p id="said">a plot</p><script>
 const found = [];
 try { found.push(parent.document.title); } catch { found.push("no page"); }
 try { found.push(sessionStorage.length); } catch { found.push("no storage"); }

@@ -197,7 +197,7 @@ def test_files_and_scripts_of_the_author(open_page, url, folders, tmp_path):
 
 def test_plots_reach_nothing(browser, url):
     """A script in a plot of the author sees no page, no storage and no network."""
-    context = browser.new_context()
+    context = browser.new_context(color_scheme="dark")
     page = context.new_page()
     page.goto(f"{url}/c/plate_component/")
     wait_for_run(page)
@@ -205,6 +205,7 @@ def test_plots_reach_nothing(browser, url):
     page.get_by_role("button", name="Run").click()
     said = page.frame_locator("iframe[title$=spy]").locator("#said")
     said.get_by_text("no page, no storage, no network").wait_for()
+    assert said.evaluate("shown => getComputedStyle(shown).color") == "rgb(255, 255, 255)"
     picture = page.locator("iframe[title$=sensors]")
     page.wait_for_function("frame => frame.style.height", arg=picture.element_handle())
     shown = page.frame_locator("iframe[title$=sensors]").locator("img").bounding_box()
