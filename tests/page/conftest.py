@@ -141,9 +141,11 @@ def open_page(browser, request, artifacts):
     assert complaints == []
 
 
-# While a colour or a place changes over some milliseconds, axe would see what no reader looks at.
-SETTLED = """Promise.allSettled(document.getAnimations()
-  .filter(each => each.effect.getComputedTiming().endTime < Infinity).map(each => each.finished))"""
+# Scripts act on a change of the page in the next frame, and colours change over some milliseconds: axe would
+# see what no reader looks at.
+SETTLED = """new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)))
+  .then(() => Promise.allSettled(document.getAnimations()
+    .filter(each => each.effect.getComputedTiming().endTime < Infinity).map(each => each.finished)))"""
 
 
 @pytest.fixture(scope="session")
