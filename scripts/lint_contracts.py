@@ -1,8 +1,9 @@
 """A contract for import-linter: private modules belong to their package.
 
 `chainrule.<package>._name` is imported only by modules of `chainrule.<package>`. Other packages import from
-`chainrule.<package>` (public) or `chainrule.<package>.internal`. The modules right below `chainrule` with an
-underscore (`chainrule._trees`) are the ground, and are there for all packages.
+`chainrule.<package>` (public) or `chainrule.<package>.internal`. What stands right below `chainrule` with an
+underscore is the ground, and is there for all packages: its modules (`chainrule._trees`), and what its
+packages (`chainrule._jaxpr`) export.
 """
 
 from importlinter import Contract, ContractCheck, output
@@ -39,5 +40,5 @@ def _package(module: str) -> str:
 def _private_to(module: str) -> str | None:
     """The package that a module is private to, if it is one of ours and private."""
     root, *parts = module.split(".")
-    is_ours = root == "chainrule" and len(parts) > 1 and not parts[0].startswith("_")
-    return _package(module) if is_ours and any(part.startswith("_") for part in parts[1:]) else None
+    is_private = root == "chainrule" and any(part.startswith("_") for part in parts[1:])
+    return _package(module) if is_private else None

@@ -31,7 +31,26 @@ Invariant: nothing outside this package imports `jax._src` or a name that differ
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
+from chainrule._jaxpr._call_frame import (
+    BUFFER_DATA,
+    BUFFER_DIMENSIONS,
+    BUFFER_RANK,
+    EXTENSION_KIND,
+    EXTENSION_METADATA,
+    FRAME_EXTENSION,
+    FRAME_OPERANDS,
+    FRAME_RESULTS,
+    FRAME_STAGE,
+    METADATA_EXTENSION,
+    METADATA_VERSION,
+    STAGE_EXECUTE,
+    ffi_version,
+)
 from chainrule._jaxpr._derivative_pattern import derivative_pattern
+from chainrule._jaxpr._device_call import (
+    hands_over_device_memory,
+    lower_device_call,
+)
 from chainrule._jaxpr._evaluate import (
     CALLS,
     NOT_TRACEABLE,
@@ -44,6 +63,28 @@ from chainrule._jaxpr._evaluate import (
 )
 from chainrule._jaxpr._extras import FOLDS, Extra, Fold, ring
 from chainrule._jaxpr._fence import FENCE, fence
+from chainrule._jaxpr._host_call import (
+    ORDERED_EFFECT,
+    is_exporting,
+    lower_host_call,
+    register_call,
+    see_nans,
+    uses_ffi,
+)
+from chainrule._jaxpr._meshes import (
+    array_aval,
+    as_type,
+    divided_alike,
+    divided_over_batch,
+    has_mesh_in_type,
+    varies,
+    vary_alike,
+)
+from chainrule._jaxpr._moves import (
+    MOVES,
+    move,
+    pad,
+)
 from chainrule._jaxpr._names import (
     CALLBACKS,
     NO_TRACE,
@@ -73,6 +114,9 @@ from chainrule._jaxpr._outside import (
     outside_call_of,
     register_outside_call,
 )
+from chainrule._jaxpr._overlapping import (
+    lower_overlapping,
+)
 from chainrule._jaxpr._programs import (
     SourceLocation,
     SubProgram,
@@ -88,12 +132,26 @@ from chainrule._jaxpr._programs import (
 from chainrule._jaxpr._rewrite import Rewriter
 
 __all__ = [
+    "BUFFER_DATA",
+    "BUFFER_DIMENSIONS",
+    "BUFFER_RANK",
     "CALLBACKS",
     "CALLS",
+    "EXTENSION_KIND",
+    "EXTENSION_METADATA",
     "FENCE",
     "FOLDS",
+    "FRAME_EXTENSION",
+    "FRAME_OPERANDS",
+    "FRAME_RESULTS",
+    "FRAME_STAGE",
+    "METADATA_EXTENSION",
+    "METADATA_VERSION",
+    "MOVES",
     "NOT_TRACEABLE",
     "NO_TRACE",
+    "ORDERED_EFFECT",
+    "STAGE_EXECUTE",
     "ClosedJaxpr",
     "Dependence",
     "DropVar",
@@ -111,7 +169,9 @@ __all__ = [
     "SourceLocation",
     "SubProgram",
     "Var",
+    "array_aval",
     "as_function",
+    "as_type",
     "aval_of",
     "bind_equation",
     "call_sites",
@@ -121,28 +181,44 @@ __all__ = [
     "component_scope",
     "current_trace",
     "derivative_pattern",
+    "divided_alike",
+    "divided_over_batch",
     "enable_x64",
     "equations_inside",
     "evaluate",
     "fence",
+    "ffi_version",
+    "hands_over_device_memory",
+    "has_mesh_in_type",
     "hidden_batch_size",
     "inline_calls",
+    "is_exporting",
     "is_reference",
     "is_staging",
     "is_transforming",
     "locate",
     "loop_input",
+    "lower_device_call",
+    "lower_host_call",
+    "lower_overlapping",
+    "move",
     "name_stack_of",
     "outside_call_of",
+    "pad",
     "permit_effect",
     "plain_text",
+    "register_call",
     "register_dead_code_rule",
     "register_outside_call",
     "ring",
     "scan_layout",
+    "see_nans",
     "subprograms",
     "trace",
     "trace_avals",
     "trace_state",
+    "uses_ffi",
+    "varies",
+    "vary_alike",
     "walk",
 ]

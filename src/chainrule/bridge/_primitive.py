@@ -39,24 +39,24 @@ from jax.sharding import NamedSharding, Sharding
 
 from chainrule._endpoints import JACOBIAN
 from chainrule._errors import CapabilityError
-from chainrule._jaxpr import OutsideCall, register_outside_call
-from chainrule._jaxpr._device_call import hands_over_device_memory, lower_device_call
-from chainrule._jaxpr._host_call import (
+from chainrule._jaxpr import (
     ORDERED_EFFECT,
-    is_exporting,
-    lower_host_call,
-    register_call,
-    see_nans,
-    uses_ffi,
-)
-from chainrule._jaxpr._meshes import (
+    OutsideCall,
     array_aval,
     as_type,
     divided_alike,
+    hands_over_device_memory,
     has_mesh_in_type,
+    is_exporting,
+    lower_device_call,
+    lower_host_call,
+    lower_overlapping,
+    register_call,
+    register_outside_call,
+    see_nans,
+    uses_ffi,
     vary_alike,
 )
-from chainrule._jaxpr._overlapping import lower_overlapping
 from chainrule.bridge._failures import component_errors
 from chainrule.bridge._host import device_library_of, host_call, overlapping_pair
 from chainrule.bridge._inline import NotTraceableError, trace_call

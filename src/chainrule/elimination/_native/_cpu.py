@@ -21,7 +21,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from chainrule._jaxpr._call_frame import (
+from chainrule._jaxpr import (
     BUFFER_DATA,
     BUFFER_DIMENSIONS,
     BUFFER_RANK,

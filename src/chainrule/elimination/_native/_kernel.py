@@ -12,8 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from chainrule._jaxpr import ClosedJaxpr, evaluate
-from chainrule._jaxpr._meshes import divided_over_batch, varies
+from chainrule._jaxpr import (
+    ClosedJaxpr,
+    divided_over_batch,
+    evaluate,
+    varies,
+)
 from chainrule.elimination._native._gpu import batched_kernel
 from chainrule.elimination._native._scalars import (
     NativeUnavailableError,

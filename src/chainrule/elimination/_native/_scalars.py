@@ -23,14 +23,16 @@ import numpy as np
 from chainrule._errors import CapabilityError
 from chainrule._jaxpr import (
     CALLBACKS,
+    MOVES,
     ClosedJaxpr,
     JaxprEqn,
     Literal,
     bind_equation,
     inline_calls,
     locate,
+    move,
+    pad,
 )
-from chainrule._jaxpr._moves import MOVES, move, pad
 
 MAX_NODES = 6_000
 """Compiling takes time as the square of this: three seconds here, minutes at ten times as many."""
