@@ -256,6 +256,22 @@ def test_a_scaled_object_reads_as_keda_documents_it():
     assert all(isinstance(value, str) for value in trigger["metadata"].values())
 
 
+@pytest.mark.parametrize("scaling", [{}, {"jobs": "1Gi"}], ids=["deployment", "stateful set"])
+def test_prometheus_finds_the_pods_as_the_page_says(scaling):
+    """Prometheus keeps the pods whose labels, joined by `;`, match the whole expression."""
+    page = (Path(__file__).parents[2] / "docs/how-to/kubernetes.md").read_text()
+    _, _, text = page.partition("```yaml\nscrape_configs:")
+    (job,) = yaml.safe_load("scrape_configs:" + text.partition("```")[0])["scrape_configs"]
+    (keep,) = [rule for rule in job["relabel_configs"] if rule.get("action") == "keep"]
+    pod = pod_of(manifests(KubernetesDeployment(image=IMAGE, name="heat", **scaling)))
+    known = {
+        "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", name): value
+        for name, value in pod["metadata"]["labels"].items()
+    }
+    values = ";".join(known.get(name, "") for name in keep["source_labels"])
+    assert re.fullmatch(keep["regex"], values)
+
+
 def adapter_query():
     """What prometheus-adapter makes of the rule on the how-to page, for the pods of two servers."""
     page = (Path(__file__).parents[2] / "docs/how-to/kubernetes.md").read_text()
@@ -264,7 +280,7 @@ def adapter_query():
     assert rule["seriesQuery"].startswith("chainrule_load{")
     filled = {
         "<<.Series>>": "chainrule_load",
-        "<<.LabelMatchers>>": 'namespace="science",pod=~"heat-a|heat-b"',
+        "<<.LabelMatchers>>": 'namespace="science",pod=~"heat-64f7b9c6d-.*"',
         "<<.GroupBy>>": "pod",
     }
     query = rule["metricsQuery"]
@@ -275,7 +291,10 @@ def adapter_query():
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_autoscalers_count_all_work_of_two_servers(tmp_path):
-    """Two servers, one call each; of seven jobs that wait, each server counts its half."""
+    """Two servers, one call each; of seven jobs that wait, each server counts its half.
+
+    The pods of a Deployment or StatefulSet whose name begins in the same way are not counted.
+    """
     deployment = KubernetesDeployment(image=IMAGE, name="heat", hpa=9, workers=2)
     (metric,) = autoscaler_of(manifests(deployment))["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] == "chainrule_load"
@@ -291,11 +310,20 @@ def test_autoscalers_count_all_work_of_two_servers(tmp_path):
             "series": f'chainrule_load{{namespace="science",pod="{pod}",component="heat"}}',
             "values": f"{load}x5",
         }
-        for pod, load in {"heat-a": 4.5, "heat-b": 4.5, "mesh-a": 100}.items()
+        for pod, load in {
+            "heat-64f7b9c6d-a2b3c": 4.5,
+            "heat-64f7b9c6d-x7z9k": 4.5,
+            "mesh-5d8c9f7b4-q4w8r": 100,
+            "heat-pump-7c6b5d4f9-m2n4p": 100,
+            "heat-pump-0": 100,
+        }.items()
     ]
     asked = [
         (trigger["metadata"]["query"], {"{}": 9}),
-        (adapter_query(), {'{pod="heat-a"}': 4.5, '{pod="heat-b"}': 4.5}),
+        (
+            adapter_query(),
+            {'{pod="heat-64f7b9c6d-a2b3c"}': 4.5, '{pod="heat-64f7b9c6d-x7z9k"}': 4.5},
+        ),
     ]
     tests = [
         {
@@ -337,6 +365,8 @@ def test_autoscalers_count_all_work_of_two_servers(tmp_path):
         ({"allow_to": ("10.0.0.0/8:99999",)}, "below 65536"),
         ({"image": "Heat image"}, "--image"),
         ({"env": {"1A": ""}}, "name of a variable"),
+        ({"serve_arguments": ("--port=9000",)}, "--port is set by the manifests"),
+        ({"serve_arguments": ("--workers", "4")}, "--workers is set by the manifests: .*--workers of"),
     ],
 )
 def test_what_a_cluster_would_refuse_is_refused_here(wrong, said):

@@ -66,17 +66,22 @@ def _object(
     metadata: Object = {"name": deployment.name + suffix}
     if deployment.namespace:
         metadata["namespace"] = deployment.namespace
-    metadata["labels"] = {
-        **_selector(deployment),
-        "app.kubernetes.io/part-of": "chainrule",
-        "app.kubernetes.io/managed-by": "chainrule",
-    }
+    metadata["labels"] = _labels(deployment)
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
 
 
 def _selector(deployment: KubernetesDeployment) -> dict[str, str]:
     """What the pods of a deployment have in common; never changed, because a Deployment cannot change it."""
     return {"app.kubernetes.io/name": deployment.name}
+
+
+def _labels(deployment: KubernetesDeployment) -> dict[str, str]:
+    """Of all objects, and of the pods, by which Prometheus finds them."""
+    return {
+        **_selector(deployment),
+        "app.kubernetes.io/part-of": "chainrule",
+        "app.kubernetes.io/managed-by": "chainrule",
+    }
 
 
 def _service_account(deployment: KubernetesDeployment) -> Object:
@@ -170,7 +175,7 @@ def _pod(deployment: KubernetesDeployment) -> Object:
         "containers": [_container(deployment)],
         "volumes": _volumes(deployment),
     }
-    return {"metadata": {"labels": _selector(deployment)}, "spec": spec}
+    return {"metadata": {"labels": _labels(deployment)}, "spec": spec}
 
 
 def _container(deployment: KubernetesDeployment) -> Object:
@@ -321,11 +326,15 @@ def _scaled_object(deployment: KubernetesDeployment) -> Object:
     A server that is not there counts no waiting calls. To start one, callers need an address that holds
     their requests meanwhile (KEDA's HTTP add-on), or a further trigger of their own.
     """
+    # Pods of a Deployment end in a hash and five characters: those of `heat-pump` are not those of `heat`.
+    labels = [f'pod=~"{deployment.name}-[a-z0-9]+-[a-z0-9]{{5}}"']
+    if deployment.namespace:
+        labels.insert(0, f'namespace="{deployment.namespace}"')
     trigger = {
         "type": "prometheus",
         "metadata": {
             "serverAddress": deployment.prometheus,
-            "query": f'sum({_LOAD}{{pod=~"{deployment.name}-.*"}})',
+            "query": f"sum({_LOAD}{{{','.join(labels)}}})",
             "threshold": str(deployment.workers),
         },
     }

@@ -27,6 +27,23 @@ _UNITS: dict[str | None, float] = {
     **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGT", 1)},
 }
 
+# Options of `chainrule serve` that other parts of the objects depend on (probes, ports, mounts, autoscalers), and
+# what sets them here; `None` where nothing does.
+_SET_HERE = {
+    "--host": None,
+    "--port": None,
+    "--output-path": None,
+    "--token-file": "--token-secret",
+    "--tls-certificate": "--tls-secret",
+    "--tls-key": "--tls-secret",
+    "--workers": "--workers",
+    "--num-workers": "--workers",
+    "--grace": "--grace",
+    "--startup-timeout": "--startup",
+    "--jobs": "--jobs",
+    "--jobs-folder": "--jobs",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesDeployment:
@@ -59,7 +76,7 @@ class KubernetesDeployment:
         allow_from: namespaces whose pods may call, beside the own one.
         allow_to: networks that the component may call, such as `10.0.0.0/8:5432`, beside DNS.
         env: variables of the component.
-        serve_arguments: further arguments of `chainrule serve`.
+        serve_arguments: further arguments of `chainrule serve`, other than those that the manifests set.
         grace_s: seconds that calls under way get when a server is stopped.
         startup_s: seconds that loading the component may take.
 
@@ -127,6 +144,16 @@ class KubernetesDeployment:
         _match(_IMAGE, "image", self.image, "a reference such as registry/name@sha256:…")
         for address in self.allow_to:
             split_address(address)
+
+        for argument in self.serve_arguments:
+            flag = argument.partition("=")[0]
+            if flag in _SET_HERE:
+                instead = _SET_HERE[flag]
+                fix = f"use {instead} of this command" if instead else "leave it out"
+                raise InputError(
+                    f"{flag} is set by the manifests: {fix}. --serve is for other options.",
+                    code="bad_option",
+                )
 
     def _check_jobs(self) -> None:
         if self.jobs is not None and "://" in self.jobs:
