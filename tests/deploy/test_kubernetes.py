@@ -366,7 +366,10 @@ def test_autoscalers_count_all_work_of_two_servers(tmp_path):
         ({"image": "Heat image"}, "--image"),
         ({"env": {"1A": ""}}, "name of a variable"),
         ({"serve_arguments": ("--port=9000",)}, "--port is set by the manifests"),
-        ({"serve_arguments": ("--workers", "4")}, "--workers is set by the manifests: .*--workers of"),
+        (
+            {"serve_arguments": ("--workers", "4")},
+            "--workers is set by the manifests: .*--workers of",
+        ),
     ],
 )
 def test_what_a_cluster_would_refuse_is_refused_here(wrong, said):

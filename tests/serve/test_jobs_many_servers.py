@@ -271,6 +271,32 @@ def test_jobs_without_a_database_for_a_while(start_server, postgres, tmp_path, w
     served.stop()
 
 
+def test_who_waits_for_a_job_waits_for_the_database_too(
+    start_server, postgres, tmp_path, wait_until
+):
+    """A caller in `result` is not told that the database is away before its own time is over."""
+    served = start_server(
+        components=JOB_COMPONENT, workers=1, jobs=postgres.new_schema(), job_lease_s=3
+    )
+    inputs = {"action": "until_told", "label": str(tmp_path / "told")}
+    with Component.from_url(served.url, idempotent=True) as component:
+        over = component.submit("apply", {"x": [1.0]})
+        wait_until(lambda: over.done)
+        waits = component.submit("apply", {"x": [2.0], **inputs})
+        postgres.stop()
+        try:
+            wait_until(lambda: served.get(f"/jobs/{waits.id}").status == 503)
+            for job in (over, waits):
+                with pytest.raises(TimeoutError, match="not done yet"):
+                    job.result(timeout=0.5)
+            (tmp_path / "told").touch()
+        finally:
+            postgres.start()
+        np.testing.assert_array_equal(over.result(120)["y"], [2.0])
+        np.testing.assert_array_equal(waits.result(120)["y"], [4.0])
+    served.stop()
+
+
 def test_kill_at_random(start_server, postgres, tmp_path, wait_until):
     """Three servers, one of which is killed in every round; the database is restarted in between."""
     settings = {

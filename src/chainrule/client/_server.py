@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from http.client import HTTPResponse
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
 import orjson
@@ -27,6 +27,8 @@ from chainrule.client._connections import (
     Request,
 )
 from chainrule.client._jobs import Job, Show, not_done_yet, showing
+
+T = TypeVar("T")
 
 _FINAL = frozenset(("succeeded", "failed", "cancelled"))
 # The server says that it is still there more often than this.
@@ -212,8 +214,9 @@ def _events(response: HTTPResponse) -> Iterator[JobEvent]:
 
 _STATUS = {"queued": "waiting", "succeeded": "done"}
 _PAUSE_S = 0.2
-# How long a server that is being restarted is waited for.
+# How long a server that is being restarted is waited for, and a server whose database is.
 _PATIENCE_S = 30.0
+_NO_DATABASE = "jobs_database_unreachable"
 
 
 class ServerJob(Job):
@@ -287,7 +290,7 @@ class ServerJob(Job):
                 self._follow(deadline, show)
             if self._info.state == "cancelled":
                 raise self._cancelled()
-            return Result.of(self._server.result(self.id, self._accept), self.units)
+            return Result.of(self._answer(deadline), self.units)
 
     def cancel(self) -> None:
         """Cancel the call. Its worker is free when this returns."""
@@ -309,20 +312,30 @@ class ServerJob(Job):
                     if event.job.fraction is not None:
                         show(event.job.fraction, event.job.message or "")
                 _left(deadline)
-        except LostConnectionError:
-            self._find_again(deadline)
+        except TransportError as error:
+            if not (isinstance(error, LostConnectionError) or error.code == _NO_DATABASE):
+                raise
+            self._info = self._patiently(lambda: self._server.job(self.id), deadline)
 
-    def _find_again(self, deadline: float | None) -> None:
+    def _answer(self, deadline: float | None) -> Any:
+        # Any other error is how the job ended.
+        return self._patiently(
+            lambda: self._server.result(self.id, self._accept), deadline, only=_NO_DATABASE
+        )
+
+    def _patiently(
+        self, ask: Callable[[], T], deadline: float | None, *, only: str | None = None
+    ) -> T:
+        """Ask the server again while it, or its database, cannot be reached; `only` names one reason."""
         patience = time.monotonic() + _PATIENCE_S
         while True:
-            _left(deadline)
             try:
-                self._info = self._server.job(self.id)
-                return
-            except TransportError:
-                if time.monotonic() > patience:
+                return ask()
+            except TransportError as error:
+                if time.monotonic() > patience or only not in (None, error.code):
                     raise
-                time.sleep(_PAUSE_S)
+            _left(deadline)
+            time.sleep(_PAUSE_S)
 
 
 def _left(deadline: float | None) -> float | None:

@@ -27,8 +27,8 @@ _UNITS: dict[str | None, float] = {
     **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGT", 1)},
 }
 
-# Options of `chainrule serve` that other parts of the objects depend on (probes, ports, mounts, autoscalers), and
-# what sets them here; `None` where nothing does.
+# Options of `chainrule serve` that other parts of the objects depend on (probes, ports, mounts, autoscalers),
+# and the options here that set them; `None` where there is none.
 _SET_HERE = {
     "--host": None,
     "--port": None,
