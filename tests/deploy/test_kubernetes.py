@@ -474,7 +474,7 @@ def test_the_command(tmp_path, capsys):
     (container,) = pod_of(objects)["spec"]["containers"]
     assert {"name": "MODE", "value": "a=b"} in container["env"]
     assert container["args"][-1] == "--access-log"
-    assert pod_of(objects)["metadata"]["labels"] == {"app.kubernetes.io/name": "heat"}
+    assert pod_of(objects)["metadata"]["labels"]["app.kubernetes.io/name"] == "heat"
 
     code, out, _ = run(capsys, IMAGE, "--output", tmp_path / "all.yaml", "--json")
     assert json.loads(out) == {"written": [str(tmp_path / "all.yaml")]}
