@@ -183,6 +183,8 @@ class Answerer:
             return self._reply_of_host(call)
         self.devices.release(call.exports_done)
         reply = self._reply_of_host(call)
+        # Copies on a GPU are only queued when a function returns. The reply tells the caller that its buffers
+        # are free and that the answer is there, so both have to be true before it is sent.
         self.devices.finish()
         reply = reply._replace(device_bytes=self.devices.held_bytes)
         if call.accept is None or "gpu_transport=cuda_ipc" not in call.accept:
@@ -217,6 +219,9 @@ class Answerer:
             return problem_reply(failure_of(call.endpoint, error), debug=self._config.debug)
 
     def _answer(self, call: Call) -> Reply:
+        # The order of what follows: first what costs nothing and may refuse, then reading, then the copy that
+        # is kept (before the author's code may overwrite the inputs), and the token last: a pass that failed
+        # has none.
         form = self._form(call)  # what cannot be answered is not computed
         run = Run(self._config, run_id=call.run_id)
         payload = self._payload(call)
@@ -320,6 +325,8 @@ def _end(error: BaseException | None) -> None:
         with contextlib.suppress(Exception):
             traceback.print_exception(error)
             sys.stderr.flush()
+    # `sys.exit` would raise through frames that belong to the parent, down to the loop that reads the next
+    # call.
     os._exit(0 if error is None else 1)
 
 
@@ -379,6 +386,9 @@ class ResultCache:
 
     def result(self, endpoint: str, payload: Any, compute: Callable[[], Any], run: Run) -> Any:
         """The result of a request, from here or computed. Failures are not kept."""
+        # The hash of the component is part of the name: a folder that several servers share never gives an
+        # answer of another version. A payload without a name (an object that cannot be hashed by content) is
+        # computed.
         name = content_name(self._hash, endpoint, payload)
         if name is None:
             return compute()
@@ -387,6 +397,8 @@ class ResultCache:
         if content is not None:
             return decode_body(content, media_type=FRAMES_MEDIA_TYPE, limits=TRUSTING_LIMITS)
         result = compute()
+        # Kept as bytes, not as arrays: the author's arrays may be changed after this call, and each hit
+        # decodes arrays of its own.
         content = b"".join(encode_body(result, format=FRAMES_MEDIA_TYPE))
         if self._folder is None:
             self._memory.put(name, content)

@@ -75,6 +75,8 @@ class SegmentBody:
         to which all views refer.
         """
         array = np.frombuffer(self.segment.view(self.nbytes), np.uint8)
+        # At the end of the process there is no pool to give memory back to, and the segment is gone with its
+        # descriptor; a finalizer that ran then would only touch objects that are half dismantled.
         weakref.finalize(array, self.release).atexit = False
         return array.data
 

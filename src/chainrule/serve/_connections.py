@@ -131,6 +131,10 @@ def longest_waiting(connections: Iterable[Connection], count: int) -> list[Conne
     waiting.sort(key=itemgetter(0), reverse=True)
     newer: Counter[str] = Counter()
     ranked = []
+    # Newest first, so that `newer[address]` is the number of younger idle connections of that address: the
+    # k-th youngest has rank k. The largest ranks are the old connections of the address that has most; among
+    # addresses with one connection each all ranks are 0, and -since lets the one that has waited longest go
+    # first.
     for since, connection in waiting:
         ranked.append(((newer[connection.address], -since), connection))
         newer[connection.address] += 1
@@ -155,6 +159,8 @@ def enough_descriptors(limit: int) -> Iterator[int]:
 
 def _fitting(limit: int, descriptors: int) -> int:
     """How many connections this many descriptors are enough for, where that is fewer than wanted."""
+    # At most half of what there is goes to other things, so that a process with very few descriptors still
+    # accepts connections.
     room = descriptors - min(_OTHER_DESCRIPTORS, descriptors // 2)
     fitting = max(1, room - spare_of(room))
     _log.warning(
@@ -403,6 +409,8 @@ class TlsHandshake(asyncio.Protocol):
         self._since = time.monotonic()
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if peer else ""
+        # A copy of the descriptor outlives the transport, which closes its own in `abort`. Nothing has been
+        # read of the handshake, because data comes at the earliest in the next step of the loop.
         self._socket = transport.get_extra_info("socket").dup()
         transport.abort()
         behind.connections.add(self)  # type: ignore[arg-type]

@@ -138,6 +138,8 @@ class _Exports:
 
     def write(self, array: Any) -> DeviceArray | None:
         """Write one array of the next answer; `None` where there is no memory for it."""
+        # The peer may never say that it has read (`Tesseract-Exports-Done`). Old exports are looked for when
+        # memory is needed, which needs no timer on the worker's only thread.
         self._release_old()
         buffer = self._exchange.pool.take(nbytes_of(array))
         if buffer is None:
@@ -150,6 +152,9 @@ class _Exports:
         written, self._written = self._written, []
         if not written:
             return ""
+        # The process is in the name: with several workers a caller's header reaches another worker, too,
+        # which has to ignore the name (`release`) and not free a buffer of its own that happens to have the
+        # same number.
         name = f"{os.getpid()}-{next(self._numbers)}"
         self._kept[name] = time.monotonic(), written
         return name

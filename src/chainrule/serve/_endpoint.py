@@ -83,6 +83,8 @@ class Endpoint:
             return
         except ChainruleError as error:
             # The rest of the body may not have been read: this connection cannot be used again.
+            # The errors that come here were raised before the pool had the call, and the pool counts all
+            # others itself.
             self.refuse(error.http_status)
             await send_reply(send, problem_reply(error), close=True)
             return
@@ -102,12 +104,16 @@ class Endpoint:
         self._check_hash(headers.get(CONTENT_HASH_HEADER))
         told = self._told(headers, query, scope.get(RUN_ID) if self._names_runs else None)
         waits = _is_true(query, "wait", "true")
+        # The checks go from the cheap to the expensive, and all of them come before the body: a caller whose
+        # request cannot be answered learns that before it has sent gigabytes, and holds no memory of `Intake`
+        # meanwhile.
         is_job = b"idempotency-key" in headers or not waits
         memory = self._claim(headers, nbytes, is_job=is_job)
         if memory is not None and memory.body is not None:
             nbytes = memory.body.nbytes
             if nbytes > max_bytes:
                 raise _too_large(max_bytes)
+        # Held until the reply is there, not only while the body is read: until then the body is in memory.
         with self._intake.room_for(nbytes) as grow:
             pool = None if is_job else self._service.pool.memory
             if memory is None or memory.body is None:
@@ -293,6 +299,8 @@ async def send_reply(send: Send, reply: Reply, *, close: bool = False) -> None:
     if close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    # The last piece goes in the message that ends the body, so that no empty one follows. An empty answer has
+    # one empty piece: ASGI demands such a last message.
     *first, last = pieces or [b""]
     for piece in first:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -379,6 +387,8 @@ class Intake:
         Raises:
             CallError: all memory is in use (`memory_busy`), and others use some of it.
         """
+        # A body alone is always let in, even above the bound (each component has its own `max_body_bytes`):
+        # otherwise it would be answered 503 "try again" for ever.
         of_others = self._held - taken
         if of_others and self._held + more > self._max_bytes:
             raise CallError.unavailable("The server holds as much data as it may.", "memory_busy")
@@ -499,6 +509,8 @@ class BodyReader:
             Disconnected: the caller went away.
         """
         # One byte now and then would hold a connection, and the memory that the body needs, for days.
+        # The first piece is timed from the beginning of the request, so that neither of the two limits is
+        # longer than `timeout_s` before anything has come.
         now = asyncio.get_running_loop().time() if self._total else self._began
         next_by = now + self._timeout_s
         all_by = self._began + self._timeout_s + self._total / _MIN_PACE

@@ -63,6 +63,8 @@ class Merger:
         """
         if not _can_be_merged(call):
             return await self._pool.call(call)
+        # Calls that gather here are not in the queue of the pool, so its bound does not see them. This is the
+        # same bound, plus the message that is being gathered.
         if len(self._waiting) >= self._max_size + self._pool.max_queue:
             return await self._pool.call(call)  # which knows how to turn callers away
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -72,6 +74,8 @@ class Merger:
 
     def _look(self) -> None:
         """Send what is due, or set a timer for what is not."""
+        # With as many messages under way as there are workers, one more could only wait in the pool's queue,
+        # where nothing can join it any more. `_answer` sends what has gathered when a worker is free.
         if self._under_way >= self._pool.size:
             return
         if len(self._waiting) >= self._max_size:
@@ -111,6 +115,8 @@ class Merger:
             if error.code != "worker_crashed":
                 _settle_all(entries, error)
                 return
+            # One after the other, not at the same time: each crash costs a worker, and the pool has to have
+            # one again before the next call of this message is tried.
             # One of them took the worker down. Alone, only that one does.
             for entry in entries:
                 await self._answer_alone(entry)
@@ -211,6 +217,10 @@ class MergedCalls:
 
     def _together(self, parts: Sequence[_Part]) -> list[Any] | None:
         """The result of each part from one call, or `None` when that is not possible."""
+        # The product of a batch is the batch of the products: for `elementwise`, f(stack(x_i)) =
+        # stack(f(x_i)); for `leading`, f(concat(x_i)) = concat(f(x_i)) along axis 0. The author promises one
+        # of them; `_split` inverts the same join, and refuses outputs whose first axis is not the sum of the
+        # lengths.
         is_leading = self._component.batching == "leading"
         join = np.concatenate if is_leading else np.stack
         merged = {path: join([part.arrays[path] for part in parts]) for path in parts[0].arrays}
@@ -236,6 +246,8 @@ def _split(outputs: Any, lengths: Sequence[int], *, is_leading: bool) -> list[An
         return None
     results = []
     for end, length in zip(np.cumsum(lengths), lengths, strict=True):
+        # `end` is the cumulative sum of the lengths, so case i is [end_i - length_i, end_i). With
+        # `elementwise` each length is 1, and an index instead of a slice takes the added axis away again.
         chosen = slice(end - length, end) if is_leading else end - 1
         results.append(set_at_path(outputs, {path: a[chosen] for path, a in leaves.items()}))
     return results
@@ -246,6 +258,7 @@ def _read(component: LocalComponent, index: int, payload: Any) -> _Part | None:
     tree = component.read_inputs(payload)
     leaves = flatten_with_paths(tree)
     arrays = {p: np.asarray(a) for p, a in leaves.items() if isinstance(a, np.ndarray | np.generic)}
+    # What is not an array has one value for the whole merged call, so it is part of the key, by content.
     rest = content_name({p: leaf for p, leaf in leaves.items() if p not in arrays})
     if not arrays or rest is None:
         return None

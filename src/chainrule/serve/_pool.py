@@ -157,8 +157,12 @@ class Metrics:
             is_request: a caller asked: count it for its endpoint.
         """
         start = time.perf_counter()
+        # A caller who leaves raises CancelledError here, which is no ChainruleError: the first values are its
+        # outcome, and the `finally` below counts it without a branch of its own.
         outcome: str | None = "cancelled"
         status, sent = _CANCELLED, 0
+        # Counted before the first `await`, so that `drain` sees a call in the same step of the event loop in
+        # which the endpoint takes it: a server that stops waits for every call that was not refused.
         self.under_way += is_call
         try:
             reply = await answer
@@ -302,6 +306,8 @@ class Pool(ABC):
     async def drain(self, grace_s: float) -> None:
         """Take no new calls, and wait until those under way are answered."""
         self.is_stopping = True
+        # Looked at every 20 ms instead of woken by an event: this happens once in the life of a server, and
+        # an event would have to be set on the way of every call.
         deadline = time.monotonic() + grace_s
         while self.under_way and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -415,6 +421,8 @@ class WorkerPool(Pool):
 
     def _state(self, place: int, worker: Worker | None) -> WorkerState:
         restarts = self._restarts[place]
+        # A worker that has ended stays in its place until its replacement is made (`_start_one`), so that a
+        # reply which arrived in the same step as the end can still look up its place (`_place_of`).
         if worker is None or worker not in self._workers:
             return WorkerState(place, None, "starting", restarts)
         state = "idle" if worker in self._idle else "busy"
@@ -441,6 +449,8 @@ class WorkerPool(Pool):
         except CallError as error:
             if self.is_stopping:
                 raise CallError.stopping() from error
+            # A call that was too slow says nothing about whether the component can be started: its worker is
+            # replaced at once. Only crashes count towards the pause between restarts and towards `is_ready`.
             self._failures_in_a_row += error.code != "call_timeout"
             raise
         finally:
@@ -450,6 +460,9 @@ class WorkerPool(Pool):
         if self.is_stopping:
             raise CallError.stopping()
         keeper = None if call.forward_pass is None else self._keepers.get(call.forward_pass)
+        # Only where the keeper is free: a derivative that waited for one busy worker while others are idle
+        # would be slower than one that sends its inputs again, which is what the refusal (412) makes its
+        # caller do.
         if keeper is not None and keeper.is_usable and keeper in self._idle:
             self._idle.remove(keeper)
             return keeper
@@ -457,6 +470,9 @@ class WorkerPool(Pool):
             worker = self._idle.popleft()
             if worker.is_usable:
                 return worker
+        # The order of the two refusals: a full queue says "busy" (`queue_full`) also while the component
+        # crashes, because calls that wait then are answered by the replacement; `degraded` is for a pool
+        # without any worker.
         if len(self._waiting) >= self.max_queue:
             raise CallError.unavailable(
                 f"All {self._size} workers are busy and {self.max_queue} calls wait already.",
@@ -507,6 +523,9 @@ class WorkerPool(Pool):
         return WorkerProcess(self._source, self._config, self._on_change, self._output, self.memory)
 
     async def _start_one(self, place: int) -> Facts:
+        # The place names the new worker before it is ready, and `_workers` does not hold it yet: `_state`
+        # therefore says `starting`, and the end of a worker that never got ready is reported here and not by
+        # `_on_change`.
         worker = self._places[place] = self._make_worker()
         try:
             facts = await asyncio.wait_for(worker.start(), self._startup_timeout_s)
@@ -559,6 +578,9 @@ class WorkerPool(Pool):
                     )
 
     def _backoff_s(self) -> float:
+        # A first failure is most often the fault of one call, so its worker is replaced without a pause. From
+        # the second in a row on, the pause is 0.1 s · 2^(n-2), at most 10 s: a component that cannot live
+        # must not occupy the processors with its own import.
         if self._failures_in_a_row <= 1:
             return 0.0
         return min(_FIRST_BACKOFF_S * 2 ** (self._failures_in_a_row - 2), _MAX_BACKOFF_S)

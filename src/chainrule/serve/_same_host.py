@@ -207,6 +207,8 @@ class SameHostListener:
 def _is_same_user(connection: socket.socket) -> bool:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
+    # The kernel fills in SO_PEERCRED when a client connects, so it cannot be forged. The socket is abstract:
+    # no permissions of a file protect it. Root is let in, as it could read this memory in any case.
     return user in (0, os.geteuid())
 
 
@@ -278,6 +280,8 @@ class _Channel:
         self._is_known = (
             not self._is_known
             and type(secret) is str
+            # The user alone is not enough: a container with another component may run as the same user. The
+            # secret is given out over HTTP, behind the server's own check of tokens.
             and hmac.compare_digest(secret.encode(), self._secret)
         )
         try:

@@ -104,12 +104,15 @@ class Worker:
         body = self._mapped.get(next(descriptors)) if "body" in message.header else None
         room = self._mapped.get(next(descriptors)) if "room" in message.header else None
         is_watched = "watch" in message.header
+        # `_reply` catches `Cancelled` inside of this block: the signal cannot break off the steps that give
+        # the process its own output back.
         with following(self._connection, message) if is_watched else contextlib.nullcontext():
             reply = self._reply(answerer, message, body)
         self._send(reply, room)
 
     def _next_message(self) -> Message | None:
         # Memory of callers that do not come again is let go, also while there are no other calls.
+        # (`poll` takes milliseconds.) It blocks without a limit in `receive_message` once nothing is mapped.
         while self._has_callers_memory and not self._poll.poll(1000 * self._mapped.max_idle_s):
             self._let_go_of_unused()
         message = receive_message(self._connection)
@@ -127,6 +130,8 @@ class Worker:
 
     def _reply(self, answerer: Answerer, message: Message, body: Segment | None) -> Reply:
         try:
+            # True only while the author's code may be broken off. It is cleared before a reply is sent, so that
+            # `Cancelled` never interrupts the sending, and exactly one reply follows each call.
             self._is_running = True
             content = message.body if body is None else body.copy(message.header["body"])
             reply = answerer.answer(Call(body=content, **message.header["call"]))
@@ -236,6 +241,8 @@ def _output_to(descriptor: int) -> Iterator[None]:
     with contextlib.suppress(AttributeError):  # the author may have put something else in its place
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _flush()
+    # One copy is enough for both: `main` has made 1 a copy of 2. The descriptors are exchanged, not
+    # `sys.stdout`, because C and Fortran libraries and child processes write to the numbers 1 and 2.
     saved = os.dup(2)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
@@ -253,6 +260,8 @@ def _flush() -> None:
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
+    # Python's buffers are flushed above; those of the C library are its own. What lies in them when the
+    # descriptors change would go to the log of another job.
     ctypes.CDLL(None).fflush(None)
 
 
@@ -266,6 +275,8 @@ def main(descriptor: int) -> None:
     """Run a worker on one end of a socket pair."""
     _die_with_parent()
     os.set_inheritable(descriptor, False)
+    # Ctrl-C in a terminal is sent to the whole group of processes. The server decides when its workers end:
+    # it drains first, and a worker that had died of the same key could not answer what it was computing.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.dup2(2, 1)  # what the author prints is a log, not output of the server
     worker = Worker(socket.socket(fileno=descriptor))

@@ -135,6 +135,9 @@ class WorkerProcess:
         except OSError:
             self._connection.close()
             raise
+        # This descriptor becomes readable when the process ends. SIGCHLD would tell of all children at once,
+        # and the main thread only. Nothing reaps the process before `_on_process_end`, so until then its
+        # number is not given to another one, and signals reach it alone.
         self._pidfd = os.pidfd_open(self.pid)
         self._loop.add_reader(self._pidfd, self._on_process_end)
         self._loop.add_reader(self._connection, self._on_readable)
@@ -195,6 +198,9 @@ class WorkerProcess:
                 cases it has to be replaced.
         """
         self._watcher = call.watcher
+        # One call at a time: `_answer` is the only future that a message of this connection can settle, so
+        # replies need no numbers. The pool keeps to that, since it gives a worker to one call until
+        # `_release`.
         room = self._room(call)
         answer = self._send_call(call, room)
         try:
@@ -230,6 +236,9 @@ class WorkerProcess:
         """
         if isinstance(call.body, SegmentBody):
             call.body.release()
+        # The last answer predicts the next: offering memory for every small answer would cost a descriptor
+        # per call, and offering none makes the worker create, and the kernel clear, new memory for each large
+        # one.
         self._answers_are_large = reply.stored is not None
         if room is not None and (reply.stored is None or reply.stored.segment is not room.segment):
             room.release()
@@ -338,6 +347,9 @@ class WorkerProcess:
             # Most likely it is ending, and its status will say how.
             self._is_doomed = True
             self._loop.remove_reader(self._connection)
+            # A closed connection comes a moment before the end of the process. Killing it at once would
+            # replace its own status (an exit code, a segmentation fault) by SIGKILL, and the caller would be
+            # told the wrong cause.
             self._loop.call_later(_LAST_BREATH_S, self.kill)
         elif "progress" in message.header:  # perhaps from a thread that outlived its call
             if self._watcher is not None:
@@ -350,6 +362,8 @@ class WorkerProcess:
     def _on_process_end(self) -> None:
         assert self._process is not None, "it was started"
         self._is_doomed = True
+        # The order: no more callbacks, then the status, then the descriptors. A descriptor that is closed
+        # while the loop still watches it could be given to another connection, whose events would come here.
         self._loop.remove_reader(self._pidfd)
         self._loop.remove_reader(self._connection)
         self.exit_code = self._process.wait()
@@ -432,6 +446,8 @@ class WorkerThread:
         threading.Thread(
             target=self._run, args=(loading,), name="chainrule-component", daemon=True
         ).start()
+        # Nothing else writes `_answerer`: the thread made it, hands it over through the event loop, and waits
+        # on `_calls` until the first task, so it is never used by both at a time.
         self._answerer = await loading
         return self._answerer.facts
 
@@ -453,6 +469,8 @@ class WorkerThread:
     def kill(self) -> None:
         """Let the call under way fail, and the thread end when it is back."""
         self.is_usable = False
+        # The end is a task like the others: the thread finds it after the call under way, and leaves its
+        # loop.
         self._calls.put(None)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(
@@ -494,6 +512,8 @@ class WorkerThread:
             return self._answerer.answer(call)
 
     def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        # The only way from the thread to the loop. A future may be settled on the loop's own thread only; the
+        # queue `_calls` is the only way back, and it is safe between threads.
         with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             self._loop.call_soon_threadsafe(function, *arguments)
 

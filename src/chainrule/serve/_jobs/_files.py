@@ -238,6 +238,8 @@ class FileJobStore(JobStore):
         queue = self._queue(record.component)
         if len(queue) >= max_waiting:
             raise queue_full(max_waiting)
+        # The body first, then the row. A server that is killed in between leaves a file that no row names
+        # (`_remove_left_behind`), never a job without its request.
         inline = self._keep(record.id, "request", [body])
         marks = ", ".join("?" * (1 + len(COLUMNS)))
         try:
@@ -257,6 +259,8 @@ class FileJobStore(JobStore):
         queue = self._queue(component)
         if not queue:
             return None
+        # Read before it is removed: when the database cannot be read, the job still waits and is found next
+        # time. The store's one thread makes the two steps one.
         number, job_id = queue.first
         record = self.get(job_id)
         queue.remove(number)
@@ -291,6 +295,9 @@ class FileJobStore(JobStore):
         if result is not None:
             inline = self._keep(record.id, "result", result)
             record = replace(record, result_digest=digest_of(result))
+        # Answer, row, request: the row that says how the job ended comes after the answer is safe, and the
+        # request is removed last. A server that is killed before the row is written finds the job running,
+        # with its request.
         self._update(record, ", request = NULL, result = ?", inline)
         self._files.remove(f"{record.id}.request")
         return record
@@ -376,6 +383,8 @@ class FileJobStore(JobStore):
         """Drop results past their time, the oldest beyond the bound, and old jobs."""
         now = time.time()
         self._drop_results("finished_at < ?", now - self._retention_s)
+        # In steps of `_BATCH` rows, each of which removes at least one result: `tally` counts exactly the
+        # rows that `_drop_oldest` looks at, so the loop ends.
         while (excess := self._excess()) > 0:
             self._drop_oldest(excess)
         forgotten = now - RECORD_FACTOR * self._retention_s
@@ -440,6 +449,8 @@ class _LogFile:
 def _locked(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        # The kernel releases the lock with the process, also after SIGKILL: a file with a number of a process
+        # would have to be judged for being left behind.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)

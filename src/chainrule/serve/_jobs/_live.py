@@ -94,6 +94,8 @@ class _Listener:
                 if event is None:
                     return
                 yield event
+            # Between the last look at `_events` and this line there is no `await`, so no event can come in
+            # between and be forgotten.
             self._has_some.clear()
             try:
                 await asyncio.wait_for(self._has_some.wait(), self._QUIET_S)
@@ -162,6 +164,7 @@ class JobLog(Output):
         room = _MAX_BYTES - self._written
         if room <= 0:
             return
+        # The bound holds for what is kept. Listeners still get every line, and `pass_on` every byte.
         if len(chunk) > room:
             chunk = chunk[:room] + b"\n[the rest is not kept]\n"
         self._kept.write(chunk)
@@ -203,6 +206,8 @@ class JobWatcher:
 
     async def on_start(self) -> None:
         """A worker is about to begin."""
+        # In this order: where the store cannot write `running`, the job has certainly not run, and may wait
+        # again. The other order would report a job as failed that no worker has seen.
         await self._on_start(self._live)
         self.has_started = True
 

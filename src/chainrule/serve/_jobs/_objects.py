@@ -143,6 +143,7 @@ class S3Objects(Objects):
 
     def put(self, name: str, pieces: list[Any]) -> None:
         """Keep a body, in parts where it is large."""
+        # `upload_fileobj` needs something that it can read again when a part has to be sent a second time.
         content = io.BytesIO(b"".join(pieces))
         try:
             self._client.upload_fileobj(content, self._bucket, self._prefix + name)

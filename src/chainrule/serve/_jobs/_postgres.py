@@ -186,6 +186,7 @@ class PostgresJobStore(JobStore):
         if self._minder.is_alive():
             self._minder.join(_CONNECT_S)
         with self._lock:
+            # The minder has ended, or hangs in the database: from here on it has nothing to renew.
             held, self._held = self._held, {}
         self._close_idle()
         if self.silent_s() < self.max_silent_s:  # else their leases end
@@ -261,6 +262,9 @@ class PostgresJobStore(JobStore):
 
     def _hold(self, statement: str, **arguments: str) -> JobRecord | None:
         values = {**arguments, "owner": self._owner, "lease": self._lease_s}
+        # Where a connection breaks after the database has committed, `_do` takes a second job and the first
+        # has this owner but is not in `_held`: its lease is not renewed, so it waits again (`EXPIRED`) and is
+        # not lost.
         row = self._do(lambda connection: connection.execute(statement, values).fetchone())
         if row is None:
             return None
@@ -307,6 +311,8 @@ class PostgresJobStore(JobStore):
         }
 
         def end(connection: psycopg.Connection) -> Any:
+            # The name of the request is read before the statement sets it to NULL; its object is removed
+            # after that. A server that is killed in between leaves an object without a row, for `_collect`.
             (request,) = connection.execute(
                 "SELECT request_object FROM chainrule_jobs WHERE id = %s", [record.id]
             ).fetchone() or (None,)
@@ -388,6 +394,8 @@ class PostgresJobStore(JobStore):
         """What keeps the output of a job that is held."""
         with self._lock:
             held = self._held.get(record.id)
+        # Each attempt has 2^32 numbers of its own: the pieces of a second attempt come after those of the
+        # first, whose server may still write its last ones, and do not collide with them.
         log = _LogParts(self, record.id, first=record.attempts << 32)
         if held is not None:
             held.log = log
@@ -425,6 +433,8 @@ class PostgresJobStore(JobStore):
 
     def _drop_excess(self, connection: psycopg.Connection) -> bool:
         tally = "SELECT coalesce(sum(n), 0)::bigint FROM chainrule_jobs_tally WHERE name = 'bytes'"
+        # The tally is exact: the trigger that counts runs in the transaction that changes a row. Only one
+        # server sweeps at a time (`_alone`), so no two of them drop results for the same excess.
         excess = _row(connection.execute(tally))[0] - self._max_bytes
         if excess <= 0:
             return False
@@ -463,6 +473,8 @@ class PostgresJobStore(JobStore):
     def _collect(self, connection: psycopg.Connection) -> bool:
         """Remove bodies that no row names: their servers were killed between writing a body and its row."""
         assert self._objects is not None
+        # A body is written before its row, so a young object without a row may be one whose row is on the
+        # way.
         age_s = max(RECORD_FACTOR * self._retention_s, _COLLECT_S)
         names = self._objects.older_than(age_s)
         self._remove(*(name for (name,) in connection.execute(sql.UNNAMED, [names])))
@@ -520,6 +532,8 @@ class PostgresJobStore(JobStore):
     def _connection(self) -> Iterator[psycopg.Connection]:
         """A connection for one thread; where it fails, all idle ones are taken for broken too."""
         try:
+            # `deque.pop` and `append` are atomic: threads share the idle connections without a lock, and
+            # whichever thread gets one has it alone.
             connection = self._idle.pop()
         except IndexError:
             connection = psycopg.connect(**self._settings, autocommit=True)
@@ -543,6 +557,9 @@ class PostgresJobStore(JobStore):
     def _watched(self, connection: psycopg.Connection) -> Iterator[None]:
         """Let the watcher break a connection that waits for a database which hangs."""
         with self._lock:
+            # The watcher only shuts the socket of a connection in here down, and holds the lock meanwhile: a
+            # thread that is done takes its connection out first, so the descriptor that is duplicated is
+            # still this connection's.
             self._in_use[connection] = time.monotonic()
         try:
             yield
@@ -626,6 +643,10 @@ class PostgresJobStore(JobStore):
         renewed_at = float("-inf")
         self._signals.work_came()  # signals were lost while there was no connection
         while not self._is_closing.is_set():
+            # The time before the statement is sent, not after it: the database sets `lease_until` at a later
+            # moment, so this server always believes that its leases end sooner than the database does. With L
+            # the lease: renewed every L/3, given up after 2L/3 of silence, so L/3 is left to stop the jobs
+            # before another server may take them.
             if time.monotonic() - renewed_at > self._lease_s / 3:
                 renewed_at = time.monotonic()
                 self._renew(connection)
@@ -649,6 +670,8 @@ class PostgresJobStore(JobStore):
         renewed = {job_id for (job_id,) in connection.execute(sql.RENEW, values)} if ids else set()
         with self._lock:
             # What has been released meanwhile has come to its end.
+            # The lock is not held during the statement: a thread that stores the end of a job must not wait
+            # for it. So a job may end in between, and is then in neither list.
             lost = [job_id for job_id in ids if job_id not in renewed and job_id in self._held]
         for job_id in lost:
             self._release(job_id)
@@ -772,6 +795,9 @@ def _break(connection: psycopg.Connection) -> None:
         contextlib.suppress(OSError, psycopg.Error),
         socket.socket(fileno=os.dup(connection.fileno())) as own,
     ):
+        # `connection.close()` from another thread would free memory of libpq that the waiting thread uses. A
+        # shutdown acts on the socket itself, so it reaches the other thread through any copy of the
+        # descriptor.
         own.shutdown(socket.SHUT_RDWR)
 
 

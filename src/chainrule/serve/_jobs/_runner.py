@@ -86,6 +86,8 @@ class Jobs:
         """
         self._store = store = await asyncio.to_thread(self._make_store)
         self._threads = ThreadPoolExecutor(store.threads, thread_name_prefix="chainrule-jobs")
+        # The order: signals may come from the first moment on in which the store is open; jobs of components
+        # that are not served end before any worker asks for one; workers begin last.
         signals = _LoopSignals(asyncio.get_running_loop(), self)
         await self._in_thread(store.open, signals, set(services))
         for record in await self._in_thread(store.orphans, set(services)):
@@ -158,11 +160,16 @@ class Jobs:
         record = replace(record, run_id=call.run_id or record.id)
         add = partial(self._store.add, record, call.body, max_waiting=self._options.max_jobs)
         adding = asyncio.ensure_future(self._in_thread(add))
+        # The thread cannot be stopped, so the row appears in any case. `shield` keeps the future, and the
+        # callback wakes a worker for a job whose caller is gone.
         # Also where the caller leaves meanwhile: the job is stored all the same.
         adding.add_done_callback(lambda _: self.work_came())
         found = await asyncio.shield(adding)
         if found.id == record.id:
             return found, True
+        # The digest is of the bytes as they came. Two encodings of the same values are different requests:
+        # telling that they are equal would need the component's schema, and a false yes would give out a
+        # wrong answer.
         if found.body_digest != digest:
             raise InputError(
                 "This Idempotency-Key was used with another body before; use a new key for a new request.",
@@ -237,6 +244,9 @@ class Jobs:
         """End a job; its worker is free when this returns. A job that is over stays as it is."""
         if record.is_final:
             return record
+        # The store decides the race of start and cancellation: either it takes the job out of the queue for
+        # this caller, and it never runs, or a server has it, which is told to stop it (`cancel_asked`).
+        # `wait` serves both.
         withdrawn = await self._in_store(lambda store: store.withdraw(record.id))
         if withdrawn is not None:
             await self._finish(self._hold(withdrawn), "cancelled", None)
@@ -342,10 +352,13 @@ class Jobs:
     async def _work(self, service: Service) -> None:
         while (record := await self._next(service)) is not None:
             live = self._hold(record)
+            # Asked for between `take` and now: no row says `running` yet, so the job ends without having run.
             if live.is_cancelled:
                 await self._finish(live, "cancelled", None)
                 continue
             live.task = task = asyncio.create_task(self._run(live, service))
+            # `wait`, not `await task`: a job that is cancelled would raise its CancelledError here and end
+            # this loop, which runs the jobs of one worker for the life of the server.
             await asyncio.wait([task])
             if not live.ended.is_set():
                 await self._finish_without(live, task)
@@ -360,6 +373,8 @@ class Jobs:
             except StorageError as error:
                 if error.code != "jobs_database_unreachable":  # its store says that, once
                     _log.error("jobs cannot be taken: %s", error.message)
+                # Polled by each worker at its own time: a store that is down must not be asked in a tight
+                # loop, and no signal comes from it while it is.
                 pause_s = _AGAIN_S
             if record is None:
                 await _set_within(came, pause_s)
@@ -412,9 +427,15 @@ class Jobs:
             reply = await self._reply(live, service, watcher)
         except asyncio.CancelledError:
             if live.is_lost or not live.is_cancelled:
+                # A task is cancelled for one of three reasons: its caller asked (`is_cancelled`: it ends as
+                # cancelled), its lease is lost, or the server stops. In the last two cases only the store may
+                # say how the job ends.
                 raise  # another server runs it
             reply = None
         finally:
+            # From here on the outcome is decided, and no caller may interrupt the steps that store it. This
+            # line and the `except` above run in one step of the event loop, so `cancel_asked` sees either a
+            # task that can be cancelled or one that is ending.
             live.is_ending = True
             await self._in_default_thread(watcher.output.close)
         if reply is None:
@@ -434,6 +455,9 @@ class Jobs:
             except LeaseLostError:
                 raise
             except CallError as error:
+                # Before `has_started` the row does not say `running`: the call was turned away by a full
+                # queue or by a pool that restarts, and may be tried again. Afterwards it may have had
+                # effects, and the error is its end.
                 if watcher.has_started:
                     return problem_reply(_as_end_of_job(error))
                 if self._is_stopping:
@@ -478,6 +502,8 @@ class Jobs:
             else:
                 record = replace(record, fraction=1.0)
         try:
+            # An end that is being written is written: the thread goes on in any case, and a task that left in
+            # between would let `_finish_without` write a second, different end.
             record = await asyncio.shield(
                 self._in_store(lambda store: store.finish(record, pieces))
             )
@@ -535,6 +561,8 @@ class Jobs:
         self._is_stopped = True
         self.hold()
         running = [live.task for live in self._live.values() if live.task is not None]
+        # Jobs get five seconds to store their ends: `pool.stop` has failed their calls by now. What is still
+        # undecided then is for the store: a row that says `running` without a server is reported as failed.
         if running:
             await asyncio.wait(running, timeout=5.0)
         for task in [*self._tasks, *running]:
@@ -611,6 +639,9 @@ class _Lines:
 
     def __init__(self) -> None:
         self.nbytes = 0
+        # Bytes are read from an offset, and a line may be cut in two by it: the rest waits in `_rest` for the
+        # next piece. Splitting at b"\n" never cuts a UTF-8 sequence, as 0x0A occurs in no multi-byte
+        # character.
         self._number = 0
         self._rest = b""
 
