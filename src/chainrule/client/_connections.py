@@ -299,6 +299,9 @@ class ConnectionPool:
 
     def _exchange(self, request: Request, ticket: Ticket, deadline: Deadline) -> Answer:
         connection = self._take(deadline)
+        # Another thread may call this at any time until the `finally`. It shuts the connection down, which
+        # ends the wait of this thread, and does not close it: the number could belong to another file by
+        # then.
         ticket.when_cancelled(lambda: _abort(connection))
         keep = False
         try:
@@ -347,6 +350,9 @@ class ConnectionPool:
         while (idle := self._idle.take()) is not None:
             since, connection = idle
             # Readable before anything was asked means that the server has closed it.
+            # Both conditions, because a server may close at the moment in which the request leaves. The
+            # shorter the idle time, the rarer that is; what is left of the race is what `was_sent` and the
+            # repetition are for.
             if not _is_readable(connection, 0.0) and time.monotonic() - since < _MAX_IDLE_S:
                 deadline.limit(connection)
                 return connection
@@ -358,8 +364,12 @@ class ConnectionPool:
         try:
             address = (origin.address or origin.host, origin.port)
             connection = socket.create_connection(address, deadline.seconds_left())
+            # A large request leaves in several system calls. With Nagle's algorithm the last, short packet
+            # would wait for the acknowledgement of those before, which the server delays by up to 40 ms.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if origin.tls is not None:
+                # The name in the URL is what the certificate has to have, also where `address` says which of
+                # several servers.
                 connection = origin.tls.wrap_socket(connection, server_hostname=origin.host)
         except ssl.SSLCertVerificationError as error:
             raise LostConnectionError(
@@ -389,6 +399,8 @@ class ConnectionPool:
         except TimeoutError as error:
             raise self._timed_out(deadline, was_sent=False) from error
         except OSError as error:
+            # A server that refuses a long body answers and closes without reading on: sending then fails with
+            # EPIPE or ECONNRESET, while the answer that says why lies in the receive buffer.
             if _has_answer(connection):  # refused before it was read to the end, with a reason
                 return
             raise LostConnectionError(
@@ -503,6 +515,8 @@ def _send_all(connection: socket.socket, pieces: list[Any], deadline: Deadline) 
     while views:
         deadline.limit(connection)
         if can_gather:
+            # Linux takes at most 1024 pieces in one call (IOV_MAX). It may take only a part of them: what
+            # follows drops the pieces that have left and cuts the one that has left in part.
             sent = connection.sendmsg(views[:_MAX_PIECES])
         else:
             sent = connection.send(views[0])
@@ -521,6 +535,8 @@ def _read_body(response: HTTPResponse, max_bytes: int) -> Any:
         return _read_chunks(response, max_bytes)
     if response.length > max_bytes:
         raise _TooLargeError(f"{response.length} bytes")
+    # The length was checked against `max_bytes` first: a server cannot make its caller allocate more by a
+    # header.
     body = np.empty(response.length, np.uint8)
     position = 0
     while position < len(body):

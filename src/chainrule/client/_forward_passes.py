@@ -63,6 +63,8 @@ class PassTokens:
     def _evaluate(self, payload: Mapping[str, Any], pieces: list[Any], send: Send) -> Any:
         key = self._key(payload)
         answer = send(pieces, {_HEADER: "keep"})
+        # The digest was taken before the request was sent. If it is still the same now, the bytes that were
+        # sent in between were those of the digest (unless they were changed and changed back).
         # Arrays that another thread has changed meanwhile may not be what the server has kept.
         if answer.forward_pass is not None and self._key(payload) == key:
             self._tokens.put(key, answer.forward_pass)

@@ -483,7 +483,12 @@ class HttpTransport(Transport):
             try:
                 answer = once(deadline)
             except LostConnectionError as error:
+                # A request that did not leave as a whole has not run: the server refuses a body that ends
+                # early. One that left may have run, and is repeated only if its caller said so, or if a key
+                # lets the server tell the two apart.
                 is_safe = not error.was_sent or may_repeat
+                # Over all attempts, and told to the caller: of two attempts, the first of which was sent, the
+                # second may fail to connect, and the call may have run all the same.
                 may_have_run = error.was_sent = error.was_sent or may_have_run
                 if self._is_one_of_many and not may_have_run:
                     raise

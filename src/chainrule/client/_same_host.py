@@ -79,6 +79,9 @@ class SharedMemory:
         try:
             answer = send(channel.with_memory(request, memory))
             if answer.status == HTTPStatus.MISDIRECTED_REQUEST:
+                # 421 comes before anything runs: the request reached a server without this channel (a
+                # restart, or another server behind the same name). So it may be sent again, also by a caller
+                # whose calls may not run twice.
                 return self._send_again(request, send, channel, memory)
             answer = self._received(answer, channel, memory, request.max_bytes)
         except BaseException:
@@ -134,6 +137,8 @@ class SharedMemory:
     ) -> Answer:
         """An answer with its body, in memory of this process."""
         form, _, size = (answer.memory or "").partition(" ")
+        # The order is that of the protocol: without the header nothing is known of the worker, so the
+        # segments are closed and not given back. The channel itself is in order, and is kept.
         if not form:  # from the server in place of the worker, which may still use the memory
             memory.close()
             return answer
@@ -144,6 +149,8 @@ class SharedMemory:
             self._answers_are_large = True
             try:
                 nbytes = int(size)
+                # Checked before the memory is mapped or copied; an answer over HTTP is checked at the same
+                # bound.
                 if nbytes > max_bytes:
                     raise _too_large(nbytes, max_bytes)
                 descriptor = channel.receive() if form == "segment" else None

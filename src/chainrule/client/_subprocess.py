@@ -223,6 +223,9 @@ class SubprocessTransport(Transport):
         assert self._process is not None
         connection = self._connection
         interruption = _Interruption(self._process, connection)
+        # The order of the `finally` below matters: first `call_is_over`, which waits for an interruption that
+        # is being sent, then the ticket forgets it. After that no message or signal of this call can reach
+        # the next one.
         ticket.when_cancelled(interruption.interrupt)
         try:
             return connection.exchange(header, pieces)
@@ -323,6 +326,9 @@ class _WorkerConnection:
             content = self._content(message, memory)
         except (OSError, DecodeError) as error:
             raise self._lost(error, was_sent=True) from error
+        # Only here, after the reply: on all ways out above the worker may still write to the segments. They
+        # are then dropped with `memory`, and the memory goes when the worker closes its own descriptors (rule
+        # 2 of `_segments`).
         memory.give_back()
         header = message.header
         return Answer(
@@ -435,6 +441,7 @@ T = TypeVar("T")
 
 def start_for_good(start: Callable[[], T]) -> T:
     """Call something that starts a process, on a thread that lives as long as this process."""
+    # The main thread lives as long as the process, so it may be the parent itself.
     if threading.current_thread() is threading.main_thread():
         return start()
     future: Future[T] = Future()

@@ -231,6 +231,9 @@ class TwoChoices(Choice):
         if count < 2:
             return self._places[0] if count else None
         first = self._random.randrange(count)
+        # Without replacement: `second` is uniform over the count - 1 others, because every number from
+        # `first` on is moved up by one. Two draws that may coincide would compare a replica with itself once
+        # in `count` calls.
         second = self._random.randrange(count - 1)
         a, b = self._places[first], self._places[second + (second >= first)]
         if avoid in (a.id, b.id):
@@ -318,6 +321,8 @@ class Assignment:
         """A replica has answered; after as many answers as it has room for, it has room for one more."""
         place.failures = 0
         place.answers += 1
+        # Additive increase, as in TCP: one more call per round of `limit` answers. Together with the halving
+        # in `turn_away`, several clients of one replica move towards equal shares of what it has room for.
         if place.answers >= place.limit < self._depth:
             place.limit, place.answers = place.limit + 1, 0
             self._settle(place, now)
@@ -325,6 +330,8 @@ class Assignment:
     def note_failure(self, place: Place, now: float) -> bool:
         """A call has failed, and the replica may be the cause. Whether it is ejected for that."""
         place.failures += 1
+        # With e ejected and u up, ejecting this one gives e + 1 and u - 1. At most half are ejected
+        # afterwards if e + 1 <= u - 1, that is, e + 2 <= u.
         if place.failures < MAX_FAILURES or not place.is_up or len(self.ejected) + 2 > self.up:
             return False
         place.is_ejected = True
@@ -368,6 +375,9 @@ class Assignment:
     def leave(self, call: Call, now: float) -> None:
         """A call that waited is not wanted any more; everything that it has is taken back."""
         self.waiting.discard(call)
+        # The three cases exclude each other: a call has a replica, or one reserved, or a place in one queue.
+        # A call that leaves must give back which of them it has, or that replica would never be given to
+        # another call.
         if call.place is not None:  # given between its last look and now
             self.release(call, now)
         elif call.held is not None:
@@ -396,6 +406,8 @@ class Assignment:
             _enqueue(call, self._suspects)
             self.pass_time(now)
             return
+        # A replica that takes no calls is no home: waiting for it could be for ever, and its residuals are
+        # gone with it if it died. The second invariant of the module rests on this.
         home = None if call.prefer is None else self.places.get(call.prefer)
         if home is not None and not home.takes_calls:
             home = None
@@ -421,6 +433,8 @@ class Assignment:
             _enqueue(suspect, self._suspects)
         self._list(place, now)
         self.pass_time(now)
+        # `_give` may fill the replica, and giving a call to it changes no other replica, so this restores the
+        # first invariant: afterwards it is full, or no call waits that it could take.
         while place.takes_calls and place.in_flight < place.limit:
             call = self._next_for(place)
             if call is None:
@@ -432,6 +446,8 @@ class Assignment:
         queues = [queue for queue in (place.queue, self._queue) if queue]
         if not queues:
             return None
+        # Each queue is in the order of arrival, so its first call has waited longest; comparing the two first
+        # ones gives the order of arrival over both.
         queue = min(queues, key=lambda queue: next(iter(queue)).number)
         return queue.popitem(last=False)[0]
 
@@ -466,6 +482,8 @@ class Assignment:
             place.listed_in = target
         elif target is not None:
             target.note_load(place)
+        # Calls that waited for this replica are admitted again, without a home now. The replica is out of all
+        # lists already, so none of them comes back to it, and the loop ends.
         while target is None and place.queue:
             self._admit(place.queue.popitem(last=False)[0], now)
 
@@ -494,6 +512,7 @@ class Assignment:
 
     def _keep_half(self, now: float) -> None:
         """Bring ejected replicas back while more than half of those that can be reached are ejected."""
+        # Each step moves one from the ejected to those that are up: e - u falls by two, so the loop ends.
         while len(self.ejected) > self.up:
             self.mark_up(next(iter(self.ejected)), now)
 

@@ -183,6 +183,8 @@ class Dispatcher:
         """Let no call wait any longer."""
         with self._lock:
             self._is_closed = True
+            # They only wake here; each raises in its own thread, from `_check_open`, and takes itself out of
+            # the queue (`leave`) when this lock is free again. So the set does not change under this loop.
             for call in self._assignment.waiting:
                 _wake(call)
 
@@ -225,6 +227,8 @@ class Dispatcher:
                 return place
             woken = call.woken = threading.Event()
         # Not under the lock: a ticket that is cancelled already calls back at once, in this thread.
+        # `_wait` looks at the ticket before it sleeps, so a cancellation before this line is not missed
+        # either.
         ticket.when_cancelled(woken.set)
         try:
             return self._wait(call, woken, ticket)
@@ -260,6 +264,9 @@ class Dispatcher:
         """How long a call may sleep until the time alone changes something for it; 0 when it gives up."""
         patience_s = self._patience_s
         if not self._assignment.up:
+            # The patience begins when the call arrived or when the last replica went down, whichever is
+            # later: a call that has waited long for a busy replica does not give up at the moment in which
+            # that one dies.
             patience_s += max(call.since, self._assignment.down_since) - now
         spare_s = call.since + SPARE_LAST_S - now
         return min(patience_s, spare_s) if call.is_suspect and spare_s > 0 else patience_s

@@ -118,11 +118,15 @@ class Supervisor(Keeper):
             except (ChainruleError, OSError) as error:
                 failures += 1
                 self._on_failed_start(error)
+                # The pause ends early when the slot has to leave: `close` sets `changed` after `is_leaving`.
                 slot.changed.wait(min(_FIRST_BACKOFF_S * 2**failures, _MAX_BACKOFF_S))
                 continue
             failures = 0
             self._learn(document)
             self._dispatcher.mark_up(slot)
+            # Set when the replica is lost or has to leave, also if that was before this line: an event stays
+            # set. It is cleared only after the wait, and the state is read again after that, so no change is
+            # missed.
             slot.changed.wait()
             slot.changed.clear()
         slot.replica.stop()

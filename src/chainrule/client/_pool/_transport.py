@@ -187,6 +187,8 @@ class ReplicatedTransport(Transport):
                 self._forward_passes.note(endpoint, point, slot.replica.id)
                 return answer
             except ReplicaLostError as error:
+                # Only a replica that may have begun counts: neither is the call suspected of having killed
+                # the others, nor is it run alone for them, and repeating it repeats no effect.
                 deaths += not error.never_began
                 last = last if error.never_began else slot.replica.id
                 self._check_repeat(error, endpoint, deaths, since, ticket)
