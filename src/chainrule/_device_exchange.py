@@ -322,6 +322,9 @@ class BufferPool:
         """A buffer with room for `nbytes`; `None` if it does not fit into the share, or into the GPU."""
         with self._lock:
             self._free_old()
+            # An idle buffer is used again before it is old: its receiver has read it (rule 3), and may have
+            # it open, which rule 4 forbids only for freeing. That is also what makes keeping it open worth
+            # while for the receiver.
             fitting = [e for e in self._idle if nbytes <= e[1].size <= max(4 * nbytes, _MIN_BYTES)]
             if fitting:
                 found = min(fitting, key=lambda entry: entry[1].size)
@@ -340,6 +343,8 @@ class BufferPool:
     def give_back(self, buffer: Buffer) -> None:
         """Take back a buffer that the receiver does not use any more; it may have it open."""
         with self._lock:
+            # Twelve times as long as receivers keep it open without using it: the receiver looks at its own
+            # clock only between calls, and may be busy with one when its time is over.
             self._idle.append((time.monotonic() + _FREE_AFTER_S, buffer))
 
     def retire(self, buffer: Buffer) -> None:
@@ -401,6 +406,7 @@ class OpenBuffers:
             found = self._open.pop(place.handle, None)
             address, size = self._device.open(place.handle) if found is None else found[1:]
             self._open[place.handle] = time.monotonic(), address, size
+        # `size` is what the driver says of the opened range (`cuMemGetAddressRange`), so it cannot be forged.
         # What the place says of its size is a claim: the GPU would stop this process at a read beyond it.
         if place.offset + nbytes > size:
             raise _bad_place(f"{nbytes} bytes at {place.offset}", f"a buffer of {size}")
@@ -464,6 +470,9 @@ class Exchange:
         packed = self.library.contiguous(array)
         nbytes = nbytes_of(packed)
         if nbytes:
+            # `packed` may be a copy that only this function refers to. It may be freed while the copy from it
+            # is queued, because the library's allocator gives the memory out again on the same stream only,
+            # behind that copy.
             source = self.library.address(packed)
             self.device.copy(address, source, nbytes, self.library.stream())
         else:  # which has no memory, so that the peer gives it no handle
@@ -493,6 +502,8 @@ class Exchange:
             self.device.copy(target, own.address + place.offset, nbytes, stream)
             return result
         if once:
+            # The copy has to be complete before the buffer is closed: closing unmaps it, and the copy is only
+            # queued.
             with self.opened.opened_once(place, nbytes) as source:
                 self.device.copy(target, source, nbytes, stream)
                 self.device.synchronize(stream)

@@ -235,6 +235,8 @@ def decode_frames(
     if total != len(view):
         raise _malformed(f"{total} bytes, as the message says", f"{len(view)}")
     start = PREFIX.size + header_nbytes
+    # `total` is the length of the buffer by now, so the header and the data section lie inside of it, and no
+    # slice below is shorter than it says.
     if start + padding(start) > total:
         raise _malformed(f"a header of {header_nbytes} bytes", "fewer")
     header = bytes(view[PREFIX.size : start])
@@ -297,9 +299,15 @@ class _Reader:
             return from_wire(unpacked, shape, dtype, writable=self._writable)
         if stored != nbytes:
             raise _malformed(f"{nbytes} bytes for {name}{sizes}", f"{stored}")
+        # A header may name the same bytes many times, and small ones are copied: what all arrays declare
+        # beyond the data section is memory that the sender did not have to send. Only that excess counts as
+        # expansion.
         self._left -= nbytes
         if self._left < 0:
             self._budget.expand(min(nbytes, -self._left))
+        # Of two arrays that overlap, the one that is read later begins before the end of the other, so it is
+        # seen here. One that merely comes out of order is copied for nothing, which our own encoder never
+        # causes.
         is_shared, self._end = offset < self._end, max(self._end, offset + nbytes)
         array = from_wire(self._data, shape, dtype, offset, writable=self._writable)
         # Who writes to one array must not change another one, and who keeps a small one would keep the body.

@@ -123,6 +123,8 @@ def receive_message(connection: socket.socket) -> Message | None:
         OSError: the connection broke, nothing came in time, or this process has no room for the descriptors
             that came along (`EMFILE`).
     """
+    # One packet is one message (`SOCK_SEQPACKET`): there is nothing to put together, and descriptors belong
+    # to the message with which they came. A packet larger than the buffer is cut and marked (`MSG_TRUNC`).
     packet, ancillary, flags, _ = connection.recvmsg(_MAX_PACKET, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
     descriptors = _descriptors(ancillary) if ancillary else ()
     if not packet:  # closed, or an empty packet, which is not a message

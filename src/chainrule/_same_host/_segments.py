@@ -81,6 +81,8 @@ class Segment:
         self._close = weakref.finalize(self, os.close, descriptor)
         self._mapped: mmap.mmap | None = None
         try:
+            # Sealed against growing, too: the size that is read here is then the size for good, and `fstat`
+            # is asked once.
             is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
         except OSError:  # another kind of file
             is_sealed = False
@@ -111,6 +113,9 @@ class Segment:
     @property
     def identity(self) -> tuple[int, int]:
         """The same for every descriptor of this memory, as long as one process has it open."""
+        # The number of a descriptor says nothing, because each message brings a new one. The inode of a memfd
+        # is unique while any process holds it, and `MappedSegments` holds what it has mapped: no other memory
+        # can have its number.
         status = os.fstat(self.descriptor)
         return status.st_dev, status.st_ino
 
@@ -127,6 +132,8 @@ class Segment:
                 code="bad_segment",
             )
         if self._mapped is None or len(self._mapped) < nbytes:
+            # -(-a // b) is a / b rounded up. A segment of a stranger may claim any size; what is mapped is
+            # bounded by the body that was declared, not by that.
             length = min(self.size, -(-nbytes // _MAP_STEP) * _MAP_STEP)
             try:
                 self._mapped = mmap.mmap(self.descriptor, length) if length else None
@@ -173,6 +180,8 @@ class Segment:
 
     def close(self) -> None:
         """Close the descriptor. Views of the memory stay valid."""
+        # Not `mmap.close`: it raises while a memoryview refers to the map. Without this reference the map
+        # ends with its last view.
         self._mapped = None
         self._close()
 
@@ -224,14 +233,20 @@ class _AnswerMemory:
         with self._lock:
             idle = [b for b in self._blocks if b.user() is None and len(b.memory) >= nbytes]
             block = min(idle, key=lambda block: len(block.memory), default=None)
+            # A block of more than twice the size would keep as much memory idle as it serves for as long as
+            # the answer lives.
             if block is None or len(block.memory) > 2 * nbytes:
                 memory = _private(nbytes)
             else:
                 self._blocks.remove(block)
                 memory = block.memory
+            # An object of its own between the map, which this list holds, and the arrays, which hold this
+            # object: when it is gone, none of them is left. It keeps the map alive itself (`from_buffer`).
             user = (ctypes.c_char * len(memory)).from_buffer(memory)
             self._blocks.append(_Block(memory, weakref.ref(user)))
             while sum(len(block.memory) for block in self._blocks) > _MAX_IDLE_BYTES:
+                # The oldest entry. Memory of an answer that is still in use is only forgotten here: `user`
+                # keeps it.
                 self._blocks.pop(0)
         return user
 
@@ -274,6 +289,8 @@ class SegmentPool:
     def find(self, nbytes: int) -> Segment | None:
         """The smallest idle segment with room for `nbytes` that is not far too large."""
         with self._lock:
+            # A small body in a large segment would keep that from the large bodies it was made for; up to 1
+            # MiB that does not matter.
             fitting = [s for s in self._ours() if nbytes <= s.size <= max(8 * nbytes, 1 << 20)]
             if not fitting:
                 return None
@@ -391,6 +408,9 @@ def _rounded(nbytes: int) -> int:
     size = _MIN_BYTES
     while size < nbytes:
         size *= 2
+    # Powers of two up to 4 MiB, where an unused half costs little. Beyond, `step` is a sixteenth of the next
+    # power, so at most an eighth of the segment is not used: size / 2 < nbytes, and the excess is below size
+    # / 16.
     if size <= 1 << 22:
         return size
     step = size // 16
