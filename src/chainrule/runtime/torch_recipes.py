@@ -209,6 +209,8 @@ def torch_hessian_vector_product(
     check_keys(tangent_vector, canonical(hvp_inputs), "tangent_vector")
 
     def gradient(primals: Tensors) -> Tensors:
+        # d/dt Jᵀ(x + t v) u at t = 0 is the Hessian of ⟨u, f⟩ times v: forward mode over reverse mode, one
+        # pass of each.
         outputs, pull, _ = narrowed.linearize(primals)
         return pull(_fit(cotangent_vector, outputs, False))[0]
 

@@ -127,6 +127,7 @@ def product_from_jacobian(
     }
     if kind.vector_over == "inputs":
         return products
+    # A real input has a real cotangent also where an output is complex: the pairing is Re Σ u·t.
     return {path: as_cotangent(arrays[path], product) for path, product in products.items()}
 
 
@@ -335,6 +336,8 @@ class UnitVectors:
         self.complex_answers = _complex_paths(answers)
         is_complex = {path: dtype.kind == "c" for path, dtype in self._dtypes.items()}
         if any(is_complex.values()) and len(self.complex_answers) < len(answers):
+            # Real parts of the seeds are zero here: their answers are complete after the first call, and
+            # would be added twice.
             turned = {path: part * (-1j if is_complex[path] else 0) for path, part in parts.items()}
             imaginary = self._answer(turned)
             answers = {

@@ -252,6 +252,8 @@ def _read(sparsity: Sparsity | None, sampler: Sampler) -> Pattern | None:
 
 def _distance(moved: np.ndarray, direction: np.ndarray) -> float:
     """How far along a direction the inputs really moved, after rounding."""
+    # Rounding moves each element by a little more or less than asked. The multiple t for which t·d fits the
+    # real move m best is the one of least squares, t = m·d / d·d; it is exact where nothing was rounded.
     length = float(direction @ direction)
     distance = float(moved @ direction) / length if length else 1.0
     if distance == 0:
@@ -305,6 +307,9 @@ def _lengths(sampler: Sampler, tangent: np.ndarray) -> list[tuple[float, np.ndar
     left = tangent != 0
     similar = sampler.similar if sampler.is_automatic else np.inf
     while left.any():
+        # Elements from the shortest step to `similar` times that go together, with the shortest: none of them
+        # moves by more than its own step, and none by so much less that its part of the change drowns in
+        # rounding.
         shortest = float(lengths[left].min())
         together = left & ~(lengths > similar * shortest)  # all of them where one is NaN
         parts.append((shortest, np.where(together, tangent, 0.0)))
@@ -376,9 +381,13 @@ def random_directions(
     """
     room = find_room(sampler.program, sampler.stencil, sampler.joint_steps)
     generator = np.random.default_rng(seed)
+    # Signs, not normal numbers: 1/h is then bounded, and of all distributions with mean zero and variance one
+    # this one has the smallest fourth moment, on which the variance of the estimate depends.
     signs = [generator.choice([-1.0, 1.0], size=room.steps.size) for _ in range(count)]
     moves = [np.where(room.one_sided & (sign < 0), 0.0, room.steps * sign) for sign in signs]
     sides = [bool(room.one_sided.any())] * count
+    # Times the sign this is the weight. Free element: E[(s/h)(s·h)] = 1. Element at a bound: it moves by h
+    # with probability 1/2, with the weight 2/h, so that the mean is 1/2 · (2/h)·h = 1 again.
     weight = np.where(room.one_sided, 2 / room.steps, 1 / room.steps)
     for move, sign, found in zip(moves, signs, sampler.differences(moves, sides), strict=True):
         _require_moved(sampler, found[0].moved, np.flatnonzero(move))
@@ -466,6 +475,9 @@ def detect_pattern(sampler: Sampler) -> Pattern:
     )
     room = find_room(probe.program, probe.stencil, probe.joint_steps)
     moves = room.steps * np.random.default_rng(0).uniform(0.5, 1.0, probe.origin.size)
+    # The seed is fixed: equal inputs give equal patterns, in every process. A change that is lost in rounding
+    # would be taken for "does not depend", hence the long joint steps and lengths that are at least half of
+    # them.
     row_count = probe.outputs.size
     groups = [np.arange(probe.origin.size)]
     supports = [np.arange(row_count)]

@@ -145,6 +145,9 @@ class ImplicitFunction:
         at = _Point(self, inputs)
         at.require_unknowns(vjp_outputs)
         check_keys(cotangent_vector, canonical(vjp_outputs), "cotangent_vector")
+        # x̄ = (-A⁻¹B)ᵀ ȳ = -Bᵀ A⁻ᵀ ȳ: the transposed system comes first, whatever the number of inputs. The
+        # right side has all unknowns, because every row of Aᵀ belongs to one; those that were not selected
+        # have the cotangent 0.
         weights = {p: np.zeros(s) for p, s in zip(at.state.paths, at.state.shapes, strict=True)}
         multipliers = at.solve_transpose(at.state.join(weights | dict(cotangent_vector)))
         return at.pull(canonical(vjp_inputs), at.equations.split(-multipliers))
@@ -156,6 +159,8 @@ class ImplicitFunction:
         at = _Point(self, inputs)
         at.require_unknowns(jac_outputs)
         columns = Layout.of(read_arrays(inputs, canonical(jac_inputs)))
+        # The forward solve for one right side per column of B. Rows of the answer that were not asked for are
+        # dropped afterwards: A⁻¹ couples all unknowns, so none can be left out of the solve.
         right = at.input_matrix(columns.paths)
         blocks = at.state.split_matrix(at.solve(-right), columns)
         return {path: blocks[path] for path in canonical(jac_outputs)}
@@ -230,6 +235,7 @@ class _Point:
     ) -> np.ndarray:
         from scipy.sparse.linalg import LinearOperator, gmres
 
+        # Aᵀ takes what is named like the residual (λ) and answers like the unknowns; A the other way round.
         product = products.pull if transposed else products.push
         given, answer = (self.equations, self.state) if transposed else (self.state, self.equations)
 
@@ -240,6 +246,9 @@ class _Point:
         operator = LinearOperator((size, size), matvec=matvec, dtype=self._dtype)
         columns = []
         for column in np.atleast_2d(right.T):
+            # In exact arithmetic GMRES without a restart ends after `size` steps, so up to 200 unknowns it is
+            # not restarted. It keeps one vector per step, which bounds the memory at 200 vectors; a restart
+            # may stagnate, which `info` says.
             found, info = gmres(
                 operator, column, rtol=GMRES_TOLERANCE, restart=min(size, 200), maxiter=20
             )
@@ -428,6 +437,7 @@ def _direct_solve(matrix: Any, right: np.ndarray, transposed: bool) -> np.ndarra
             return np.linalg.solve(matrix.T if transposed else matrix, right)
         from scipy.sparse.linalg import splu
 
+        # "T" and not "H": the convention is Jᵀ without conjugation, also for complex numbers.
         return splu(matrix).solve(right, trans="T" if transposed else "N")
     except (np.linalg.LinAlgError, RuntimeError) as error:  # SciPy says it with a RuntimeError
         raise ComponentError(

@@ -70,6 +70,9 @@ STENCILS: Mapping[str, Stencil] = {
     "central": Stencil(
         ((1, -1, 1.0),), order=2, at_bound=Stencil(((1, 0, 2.0), (2, 0, -1.0)), order=2)
     ),
+    # The central quotient is C(h) = f′ + c h² + O(h⁴), so (4 C(h) - C(2h)) / 3 has no h². At a bound the
+    # weights w of F(h), F(2h), F(4h) solve Σw = 1, w₁ + 2w₂ + 4w₃ = 0 and w₁ + 4w₂ + 16w₃ = 0: (8, -6, 1) /
+    # 3.
     "richardson": Stencil(
         ((1, -1, 4 / 3), (2, -2, -1 / 3)),
         order=4,

@@ -50,6 +50,9 @@ def jax_implicit(
 
     def linear_solve(inputs: Any, outputs: Any, matvec: Any, right: Leaves, like: Any) -> Leaves:
         if solve_linear is None:
+            # The derivative is taken at the solution, so `matvec` is linear there by construction
+            # (`jax.linearize`), and lineax may transpose it for the reverse rule. `like` is the form of its
+            # argument: that of the unknowns.
             operator = lx.FunctionLinearOperator(matvec, like)
             chosen = solver or lx.AutoLinearSolver(well_posed=True)
             return lx.linear_solve(operator, right, chosen).value

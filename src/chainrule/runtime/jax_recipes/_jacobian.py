@@ -138,6 +138,8 @@ def _accumulate(narrowed: Narrowed, method: Method, outputs: Mapping[str, Any]) 
                 raise
             # What elimination cannot take apart, reverse mode may still differentiate as a whole.
             method = "jacrev"
+    # JAX differentiates complex inputs by complex outputs only as a holomorphic function, and asks for it to
+    # be said.
     holomorphic = all(map(jnp.iscomplexobj, (*narrowed.primals.values(), *outputs.values())))
     transform = SWEEPS[method](narrowed.function, has_aux=True, holomorphic=holomorphic)
     return transform(narrowed.primals)[0]
@@ -229,6 +231,9 @@ class _Products:
 
     @classmethod
     def of(cls, pattern: Pattern, rows: _Side, columns: _Side) -> _Products:
+        # A group's product is the sum of its columns. In each row at most one of them is non-zero, so the sum
+        # is that entry itself, and `entries_in` says of which column. With as many groups either way a JVP is
+        # taken: it keeps no values of the forward pass.
         reverse = len(pattern.transpose.column_groups) < len(pattern.column_groups)
         chosen = pattern.transpose if reverse else pattern
         seeds = np.zeros((len(chosen.column_groups), chosen.shape[1]))

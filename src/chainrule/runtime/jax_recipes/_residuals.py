@@ -113,6 +113,7 @@ def _backward(
     `pull` goes from all outputs that vary to all inputs that vary: outputs that are not selected have the
     cotangent zero, and of the gradient only the selected paths are taken.
     """
+    # `pull` is linear, so a zero cotangent for an output that is not selected adds nothing to any gradient.
     zeros = _zeros(shapes)
     leaves = tuple(map(jnp.asarray, arrays))
     inputs = selection.template.join(leaves)
@@ -231,6 +232,8 @@ def _find_shared(store: ResidualStore, program: Selection, arrays: Any) -> tuple
     if found is None:
         return None
     leaves = [jnp.asarray(leaf) for leaf in found]
+    # The name has the program, its constants and the version of JAX in it; this is for a file that was
+    # damaged.
     if tuple((leaf.shape, leaf.dtype) for leaf in leaves) != traced.types:
         return None
     return traced.shapes, jax.tree_util.tree_unflatten(traced.structure, leaves)
