@@ -244,12 +244,15 @@ def _cond(reader: _Reader, eqn: JaxprEqn, operands: list[Operand]) -> Sequence[O
     branches = subprograms(eqn)
     index = operands[0].value
     if index is not None:
+        # Clamped as `lax.cond` clamps it: an index outside runs the first or the last branch.
         branches = (branches[clamped_start(index, len(branches), 1)],)
     found = [reader.run(branch.program, operands[1:]) for branch in branches]
     return [reader.union(results) for results in zip(*found, strict=True)]
 
 
 def _while(reader: _Reader, eqn: JaxprEqn, operands: list[Operand]) -> Sequence[Operand]:
+    # The condition only decides how often the body runs. JAX takes that number for a constant when it
+    # differentiates, so no derivative goes through the condition.
     _, body = subprograms(eqn)
     n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     constants = operands[n_cond : n_cond + n_body]
@@ -293,6 +296,8 @@ def _grown(
     The sets of the carry before a step are united with those after it, until nothing is added. Values are
     forgotten: those of another step are different.
     """
+    # Sets only grow here and are bounded by all entries, so the loop ends. The sets before the first step are
+    # part of the union: a loop may run no step at all.
     carry = [Operand(operand.sets) for operand in carry]
     while True:
         results = reader.run(body.program, [*constants, *carry, *slices])
@@ -347,6 +352,8 @@ def _linear_solve(reader: _Reader, eqn: JaxprEqn, operands: list[Operand]) -> Se
     if len(solvers) != 1 or any(operand.sets is not None for operand in operands[:n_constants]):
         found = _everything(reader.algebra, eqn, operands)
         return [Operand(sets) for sets in found]
+    # With A fixed, the tangent of A⁻¹ b is A⁻¹ db: the program that solves, on the sets of b. Where a
+    # constant (A) has a tangent, or there are several solvers, everything may depend on everything.
     places = [place for place in solvers[0].operands if place is not None]
     return reader.run(solvers[0].program, [*(operands[place] for place in places), *right])
 
@@ -495,6 +502,7 @@ def _scatter(algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]) -> Seq
     shape = _shape(eqn.invars[0])
     parts = [] if operand.sets is None else [operand.sets]
     if updates.sets is not None:
+        # Without known places each element may get every update, which is what `everything` says.
         places = None
         if indices.value is not None:
             places = scatter_windows(eqn, indices.value).places()
@@ -556,6 +564,9 @@ def _dot_general(algebra: SetAlgebra, eqn: JaxprEqn, operands: list[Operand]) ->
         )
         # Axes of the result: batch, free ones of the left, free ones of the right.
         n_batch, n_left = len(batch[0]), len(free[0])
+        # By the product rule the tangent is dL·R + L·dR. An element (b, l, r) of the first term depends on
+        # all of dL[b, l, :], the contracted axes united, for every r; of the second on dR[b, r, :] for every
+        # l. The other factor has no tangent.
         missing = range(n_batch, n_batch + n_left) if side else range(n_batch + n_left, len(shape))
         labels = np.expand_dims(found.labels, tuple(missing))
         parts.append(found.moved(np.broadcast_to(labels, shape)))

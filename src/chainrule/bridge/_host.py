@@ -92,6 +92,8 @@ def _check_first_example(
     alone = answer(site.example, request, [operand[0] for operand in operands])
     for port, one, many in zip(request.result.ports(site), alone, results, strict=True):
         dtype = port.type.dtype
+        # Sums in another order differ by rounding, and an iteration may stop a step earlier: both are far
+        # below this. An axis that is taken for another one makes differences of the order of the values.
         tolerance = 100 * float(np.sqrt(np.finfo(dtype).eps)) if dtype.kind in "fc" else 0
         first = to_host(many[0])
         if not np.allclose(to_host(one), first, rtol=tolerance, atol=tolerance, equal_nan=True):
@@ -140,6 +142,8 @@ def _compute_at_once(
     vectors = [call.batch.flatten(vector, axes) for vector, axes in mapped]
     flat_results = [each.reshape(size, *each.shape[len(call.batch.sizes) :]) for each in results]
     nbytes = sum(array.nbytes for array in (*vectors, *flat_results))
+    # nbytes / size is what one vector takes with its result; as many go together as `_BATCH_BYTES` has room
+    # for.
     step = max(1, _BATCH_BYTES * size // max(1, nbytes))
     for start in range(0, size, step):
         part = slice(start, min(start + step, size))

@@ -334,6 +334,8 @@ def _jacobian_by_rows(call: Call, primals: Vectors) -> list[Any]:
     for position, type_ in zip(
         call.request.result.positions, call.request.result.types(call.site), strict=True
     ):
+        # A vjp with the cotangent eᵢ is row i. Rows can be differentiated by the rules of the vjp (an hvp); a
+        # Jacobian has no endpoint for its derivative.
         units = jnp.eye(type_.size, dtype=type_.dtype).reshape(type_.size, *type_.shape)
         axes = (*(False for _ in sizes), True)
         given = Vectors(Space("outputs", (position,)), (units,), (axes,))
@@ -467,6 +469,8 @@ def _multiply_jacobian(call: Call, operands: list[Any], mapped: list[bool], size
         "eoi,bei->beo" if is_forward else "eoi,beo->bei",
         matrix.astype(dtype),
         stacked.astype(dtype),
+        # The default on GPUs and TPUs multiplies in fewer bits; a product that the component computes does
+        # not lose them.
         precision=jax.lax.Precision.HIGHEST,
     )
     types = result.types(site)
