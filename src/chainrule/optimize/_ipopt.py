@@ -75,6 +75,8 @@ class _Callback(casadi.Callback):
                 return [casadi.DM(part) for part in self._read(point)]
             except BaseException as error:
                 self._failure.error = error
+        # NaN at a trial point makes Ipopt shorten its step, again and again; it gives up after a bounded
+        # number of cuts. No further evaluation is made meanwhile, because the first error stays.
         return [casadi.DM(np.full(each.shape, np.nan)) for each in self._sizes[1]]
 
 

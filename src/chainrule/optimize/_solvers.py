@@ -292,6 +292,8 @@ def _mconstraint(
         point = evaluate(x)
         result[:] = sign * (point.constraints - bound)[rows]
         if gradient.size:
+            # l ≤ c becomes l - c ≤ 0, whose derivative is -∂c/∂x: the sign belongs to the value and to the
+            # gradient.
             gradient[:] = sign * np.asarray(point.jacobian)[rows]
 
     return constraint
