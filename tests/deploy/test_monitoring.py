@@ -120,6 +120,7 @@ SITUATIONS = {
     "calls take too long": ({"timed": "0+1x60"}, {"ChainruleTimeouts"}),
     "a file cannot be used": ({"files": "0x60"}, {"ChainruleFilesNotUsed"}),
     "a caller is limited": ({"limited": "0+3x60"}, {"ChainruleTokenLimited"}),
+    "the database of jobs is away": ({"store": "0x60"}, {"ChainruleJobsStoreDown"}),
     "a job waits": ({"oldest": "0+90x60"}, set()),
     "a job waits for hours": (
         {"oldest": "3500+90x60", "oldest too": "3500+90x60"},
@@ -131,6 +132,7 @@ USUAL = {
     "up": "1x60", "ready": "1x60", "restarts": "0x60", "good": "0+100x60", "bad": "0x60",
     "turned": "0x60", "waiting": "3x60", "limit": "64x60", "timed": "0x60", "failed": "7x60",
     "oldest": "0x60", "oldest too": "0x60", "failed too": "7x60", "files": "1x60", "limited": "0x60",
+    "store": "1x60",
 }  # fmt: skip
 SERIES = {
     "up": 'up{job="chainrule",instance="a"}',
@@ -144,6 +146,7 @@ SERIES = {
     "timed": "chainrule_calls_timed_out_total{@}",
     "files": 'chainrule_files_current{job="chainrule",instance="a",files="token"}',
     "limited": 'chainrule_token_limited_total{job="chainrule",instance="a",token="t",limit="rate"}',
+    "store": 'chainrule_jobs_store_up{job="chainrule",instance="a"}',
     "oldest": "chainrule_jobs_oldest_waiting_seconds{@}",
     "failed": 'chainrule_jobs{job="chainrule",instance="a",state="failed"}',
     # Another server with the same jobs: what both say is one alert.

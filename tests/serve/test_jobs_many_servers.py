@@ -247,6 +247,10 @@ def test_of_keyed_calls_only_the_one_that_ran_is_lost_with_its_server(
     servers[1].stop()
 
 
+def metrics_of(served):
+    return set(served.get("/metrics").body.decode().splitlines())
+
+
 def test_jobs_without_a_database_for_a_while(start_server, postgres, tmp_path, wait_until):
     """The job goes on, calls and metrics are answered, callers wait, and the end is kept."""
     served = start_server(
@@ -255,11 +259,17 @@ def test_jobs_without_a_database_for_a_while(start_server, postgres, tmp_path, w
     told = tmp_path / "told"
     running = submit(served, action="until_told", label=str(told))
     wait_until(lambda: find(served, running)["state"] == "running")
+    before = metrics_of(served)
+    assert "chainrule_jobs_store_up{} 1" in before
+    assert [line for line in before if line.startswith("chainrule_jobs_waiting{")]
     postgres.stop()
     try:
         told.touch()
         assert served.post("/apply", {"inputs": {"x": [1.0]}}).status == 200
-        assert served.get("/metrics").status == 200
+        without = metrics_of(served)
+        assert "chainrule_jobs_store_up{} 0" in without
+        # What is not known is left out: 0 would say that no job waits.
+        assert not [line for line in without if line.startswith("chainrule_jobs_waiting{")]
         later = []
         caller = threading.Thread(target=lambda: later.append(submit(served)))
         caller.start()

@@ -39,13 +39,15 @@ def percentiles(seconds: list[float]) -> dict[str, float | None]:
 Sample = tuple[str, Mapping[str, object], float]
 
 
-def exposition(server: Server, jobs: Mapping[str, int], queues: Mapping[str, JobQueue]) -> str:
+def exposition(
+    server: Server, jobs: Mapping[str, int] | None, queues: Mapping[str, JobQueue] | None
+) -> str:
     """All metrics of a server.
 
     Args:
         server: the server.
-        jobs: state → how many jobs.
-        queues: component → its jobs that wait, where there are any.
+        jobs: state → how many jobs; `None` while that is not known.
+        queues: component → its jobs that wait, where there are any; `None` while that is not known.
     """
     named = list(server.services.items())
     lines: list[str] = []
@@ -94,15 +96,16 @@ def exposition(server: Server, jobs: Mapping[str, int], queues: Mapping[str, Job
         for name, s in named
     ]
     lines += _family("component_info", "gauge", "Versions of component and server.", about)
-    states = [("", {"state": state}, count) for state, count in jobs.items()]
+    is_known: list[Sample] = [("", {}, int(jobs is not None and queues is not None))]
+    help = "0 while the database or the folder of jobs does not answer; their numbers are left out then."
+    lines += _family("jobs_store_up", "gauge", help, is_known)
+    states = [("", {"state": state}, count) for state, count in (jobs or {}).items()]
     lines += _family("jobs", "gauge", "Jobs that are known, by state.", states)
-    waits = [({"component": name}, queues.get(name)) for name, _ in named]
+    shares = {name: queue.share for name, queue in (queues or {}).items()}
+    waits = [] if queues is None else [({"component": n}, queues.get(n)) for n, _ in named]
     waiting = [("", labels, queue.waiting if queue else 0) for labels, queue in waits]
     lines += _family("jobs_waiting", "gauge", "Jobs that wait for a worker.", waiting)
-    load = [
-        ("", {"component": name}, s.pool.under_way + (queues[name].share if name in queues else 0))
-        for name, s in named
-    ]
+    load = [("", {"component": name}, s.pool.under_way + shares.get(name, 0)) for name, s in named]
     help = "Calls that run or wait, and this server's share of the jobs that wait."
     lines += _family("load", "gauge", help, load)
     oldest = [("", labels, queue.oldest_s if queue else 0) for labels, queue in waits]
@@ -235,7 +238,7 @@ def status_routes(server: Server, jobs: Jobs) -> list[Route]:
             "version": __version__,
             "uptime_s": time.monotonic() - started,
             **_load(services),
-            "jobs": await jobs.counts(),
+            "jobs": await jobs.counts() or {},
         }
         return JSONResponse(content, headers={"Cache-Control": "no-store"})
 

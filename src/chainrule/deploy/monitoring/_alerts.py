@@ -97,6 +97,14 @@ _ALERTS = (
         "Raise its limits in the token file, or ask its owner to send less.",
     ),
     _Alert(
+        "ChainruleJobsStoreDown",
+        "critical",
+        'chainrule_jobs_store_up{job="@JOB@"} == 0',
+        "2m",
+        "{{ $labels.instance }} cannot read its jobs.",
+        "Look at the database of jobs, or the disk with the jobs folder; the log says what is wrong.",
+    ),
+    _Alert(
         "ChainruleJobsWait",
         "warning",
         f'{_SHARED} (chainrule_jobs_oldest_waiting_seconds{{job="@JOB@"}}) > 3600',

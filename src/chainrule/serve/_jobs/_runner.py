@@ -207,23 +207,23 @@ class Jobs:
         now = map(self._now, records)
         return [record for record in now if state is None or record.state == state]
 
-    async def counts(self) -> dict[str, int]:
-        """How many jobs are in each state; nothing while that cannot be learnt."""
+    async def counts(self) -> dict[str, int] | None:
+        """How many jobs are in each state; `None` while that cannot be learnt."""
         try:
             return await asyncio.wait_for(self._in_store(lambda store: store.counts()), _COUNT_S)
         except (StorageError, TimeoutError) as error:
             _log.warning("jobs cannot be counted: %s", error or "the database does not answer")
-            return {}
+            return None
 
-    async def queues(self) -> dict[str, JobQueue]:
-        """Component → its jobs that wait; nothing while that cannot be learnt."""
+    async def queues(self) -> dict[str, JobQueue] | None:
+        """Component → its jobs that wait; `None` while that cannot be learnt."""
         try:
             return await asyncio.wait_for(self._in_store(lambda store: store.queues()), _COUNT_S)
         except (StorageError, TimeoutError) as error:
             _log.warning(
                 "jobs that wait cannot be counted: %s", error or "the database does not answer"
             )
-            return {}
+            return None
 
     async def result(self, record: JobRecord) -> bytes | None:
         """The stored answer of a job that is over; `None` when it is gone.
