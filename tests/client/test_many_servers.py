@@ -476,7 +476,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_server_that_fails_is_ejected_until_it_is_ready(four):
+def test_a_server_that_fails_is_ejected_until_it_is_ready(four, caplog):
+    caplog.set_level("INFO", "chainrule.client")
     with Gateway(four[1]) as gateway:
         urls = [gateway.url, four[0].url]
         with Component.from_urls(urls, idempotent=True, startup_timeout=HANG_S) as component:
@@ -489,8 +490,10 @@ def test_a_server_that_fails_is_ejected_until_it_is_ready(four):
             assert gateway.asked["/apply"] == 3
             wait_for(lambda: gateway.asked["/ready"] >= 2)
             assert "not ready" in component.health()["servers"][0]["problem"]
+            assert f"{gateway.url} gets no calls: several calls failed in a row" in caplog.text
             gateway.fails, gateway.is_ready = False, True
             wait_for(lambda: component.apply({"x": [1.0]})["pid"] == four[1].pid)
+            assert f"{gateway.url} gets calls again" in caplog.text
 
 
 def test_at_most_half_of_the_servers_are_ejected(four):

@@ -44,6 +44,7 @@ variants = st.fixed_dictionaries(
         "memory": st.sampled_from(["512Mi", "8Gi", "1.5G"]),
         "tls_secret": st.just("heat-tls"),
         "pull_secret": st.just("registry"),
+        "env_secret": st.just("bucket-keys"),
         "allow_to": st.lists(st.sampled_from(["10.1.0.0/16:5432", "::1/128", "192.0.2.7"])).map(
             tuple
         ),
@@ -240,6 +241,12 @@ def test_servers_that_share_their_jobs():
     assert {"protocol": "TCP", "port": 5432} in policy["spec"]["egress"][0]["ports"]
 
 
+def test_secret_variables_come_from_a_secret():
+    deployment = KubernetesDeployment(image=IMAGE, name="heat", env_secret="bucket-keys")
+    container = container_of(manifests(deployment))
+    assert container["envFrom"] == [{"secretRef": {"name": "bucket-keys"}}]
+
+
 def test_a_scaled_object_reads_as_keda_documents_it():
     (scaled,) = [
         each
@@ -358,6 +365,7 @@ def test_autoscalers_count_all_work_of_two_servers(tmp_path):
         ({"jobs": "postgresql://u:pa55@h/d"}, "kubectl create secret generic heat-jobs"),
         ({"jobs_secret": "heat-jobs", "jobs": "1Gi"}, "--jobs postgresql"),
         ({"storage_class": "fast"}, "--jobs SIZE"),
+        ({"env_secret": "Bucket_Keys"}, "--env-secret"),
         ({"ingress_class": "nginx"}, "--ingress HOST"),
         ({"ingress": "heat.example"}, "--allow-from ingress-nginx"),
         ({"gpu": 1, "workers": 2}, "one worker per server"),

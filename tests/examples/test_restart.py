@@ -96,7 +96,16 @@ def test_the_job_of_kubernetes():
     validate = pytest.importorskip("kubernetes_validate").validate
     job = yaml.safe_load((HERE / "optimise.yaml").read_text())
     validate(job, "1.29", strict=True)
-    assert job["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
+    pod = job["spec"]["template"]["spec"]
+    assert pod["restartPolicy"] == "OnFailure"
+    # What a namespace under the Pod Security Standard "restricted" asks for.
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
 
 
 def test_the_script_for_slurm():

@@ -112,14 +112,15 @@ _KUBERNETES_OPTIONS = {
         "startup_s": ("SECONDS", "Let loading the component take this long (default: 300)"),
     },
     "scaling": {
-        "hpa": ("N", "Scale up to N servers by waiting calls, with a HorizontalPodAutoscaler"),
-        "keda": ("N", "Scale up to N servers by waiting calls, with a ScaledObject of KEDA"),
+        "hpa": ("N", "Scale up to N servers by calls and jobs, with a HorizontalPodAutoscaler"),
+        "keda": ("N", "Scale up to N servers by calls and jobs, with a ScaledObject of KEDA"),
         "prometheus": ("URL", "The Prometheus server that KEDA asks"),
     },
     "access": {
         "token_secret": ("NAME", "Secret whose key `token` callers send (default: NAME-token)"),
         "tls_secret": ("NAME", "Serve HTTPS with this Secret of type kubernetes.io/tls"),
         "pull_secret": ("NAME", "Secret for the registry of the image"),
+        "env_secret": ("NAME", "Set a variable for each key of this Secret, such as the login of a bucket"),
         "ingress": ("HOST", "Offer the service under this host name"),
         "ingress_class": ("NAME", "Class of the Ingress (default: the cluster's)"),
         "ingress_tls": ("NAME", "Secret with the certificate of the host name"),

@@ -240,6 +240,8 @@ class ServerKeeper(Keeper):
         server.is_refused = bool(problem) and not isinstance(answer, ChainruleError)
         if problem and problem != server.problem:
             _log.warning("%s gets no calls: %s", server.id, problem)
+        elif server.problem and not problem:
+            _log.info("%s gets calls again", server.id)
         server.problem = problem
         if problem:
             self._look_later(slot)

@@ -179,11 +179,13 @@ def _pod(deployment: KubernetesDeployment) -> Object:
 
 
 def _container(deployment: KubernetesDeployment) -> Object:
+    secret = deployment.env_secret
     return {
         "name": "server",
         "image": deployment.image,
         "args": _arguments(deployment),
         "env": [{"name": name, "value": value} for name, value in _environment(deployment).items()],
+        **({"envFrom": [{"secretRef": {"name": secret}}]} if secret else {}),
         "ports": [{"name": "api", "containerPort": 8000}],
         "resources": _resources(deployment),
         "startupProbe": {

@@ -76,6 +76,7 @@ class KubernetesDeployment:
         allow_from: namespaces whose pods may call, beside the own one.
         allow_to: networks that the component may call, such as `10.0.0.0/8:5432`, beside DNS.
         env: variables of the component.
+        env_secret: Secret whose keys are further variables, such as the login of a bucket.
         serve_arguments: further arguments of `chainrule serve`, other than those that the manifests set.
         grace_s: seconds that calls under way get when a server is stopped.
         startup_s: seconds that loading the component may take.
@@ -109,6 +110,7 @@ class KubernetesDeployment:
     allow_from: tuple[str, ...] = ()
     allow_to: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    env_secret: str | None = None
     serve_arguments: tuple[str, ...] = ()
     grace_s: int = 30
     startup_s: int = 300
@@ -134,6 +136,7 @@ class KubernetesDeployment:
         _match(_LABEL, "name", self.name, "lower-case letters, digits and '-', at most 42")
         names = (
             "namespace", "storage_class", "jobs_secret", "token_secret", "tls_secret", "pull_secret",
+            "env_secret",
         )  # fmt: skip
         for key in (*names, "ingress", "ingress_class", "ingress_tls"):
             _match(_DNS_NAME, key, getattr(self, key), "a DNS name in lower case")
