@@ -96,6 +96,7 @@ def same_numbers(left: Any, right: Any) -> bool:
     """Whether two arrays on a GPU agree in dtype, shape and every number, NaN included; waits for them."""
     if type(left) is not type(right) or left.dtype != right.dtype or left.shape != right.shape:
         return False
+    # Only NaN differs from itself; two of them count as the same here.
     equal = (left == right) | ((left != left) & (right != right))
     return bool(equal.all())
 
@@ -111,6 +112,7 @@ def tensor_of(value: Any) -> Any:
     """A tensor on the host with memory of its own, of anything that NumPy can read."""
     torch = _torch()
     array = np.asarray(value)
+    # torch reads no other byte order and no negative strides.
     own = np.array(array, array.dtype.newbyteorder("="), order="C")
     if own.dtype.name != "bfloat16":
         return torch.as_tensor(own)

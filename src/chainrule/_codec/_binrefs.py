@@ -125,6 +125,7 @@ class Grants:
         """A read-only file descriptor of `input_file(reference)`; the caller closes it."""
         path = self.input_file(reference)
         # O_NOFOLLOW and the second look guard against a file that was swapped since it was resolved.
+        # O_NONBLOCK is for a pipe in its place, whose opening would wait for a writer.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(path, flags)
@@ -534,6 +535,8 @@ def _read_http(url: str, offset: int, nbytes: int) -> bytes:
             return None
 
     opener = urllib.request.build_opener(NoRedirect)
+    # Both ends of a range belong to it, so that none has no bytes: of an empty array one is asked for, and
+    # not read.
     headers = {"Range": f"bytes={offset}-{offset + max(nbytes, 1) - 1}"}
     try:
         with opener.open(

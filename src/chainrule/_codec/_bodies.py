@@ -298,6 +298,9 @@ def expand_body(body: Any, encoding: str, limits: Limits) -> tuple[Any, Limits]:
 def _gunzip(body: Any, max_bytes: int) -> bytes:
     stream = zlib.decompressobj(wbits=31)
     try:
+        # One byte more than is allowed tells "too much" (for the caller, `expand_body`) from "exactly as
+        # much", and no more than that is ever expanded. Whether the stream is complete is known only where it
+        # has ended.
         content = stream.decompress(body, max_bytes + 1)
     except zlib.error:
         raise _not_sound("gzip") from None

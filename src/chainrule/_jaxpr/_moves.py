@@ -163,6 +163,8 @@ class Windows:
             index = start + offset
             # JAX drops a window that is partly outside. Here the rest of it counts as read or written, too.
             inside = inside & (index >= 0) & (index < length)
+            # The flat place by Horner's rule, axis after axis. What is outside is marked in `inside`;
+            # clipping only keeps its place a number that does no harm.
             place = place * length + np.clip(index, 0, length)
         full = [*outer, *(self._sizes[axis] for axis in self._window)]
         found = np.broadcast_to(np.where(inside, place, -1), full)
@@ -261,6 +263,7 @@ def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
     if np.any(b == 0):
         return None
     exact = np.floor_divide(a, b)
+    # `floor_divide` rounds down. For a negative quotient that is not exact, towards zero is one more.
     return exact + ((exact < 0) & (exact * b != a))
 
 

@@ -115,6 +115,8 @@ class SetAlgebra:
             return a
         rows_b = b.table.shape[0]
         self.work.charge(4 * a.labels.size)
+        # Each pair of sets is united once, however many elements have it. The pair (0, 0) gets the number 0,
+        # so the label 0 stays that of the empty set.
         pairs, labels = _numbered(a.labels.astype(np.int64) * rows_b + b.labels)
         left, right = np.divmod(pairs, rows_b)
         self.work.charge(a.sizes[left].sum() + b.sizes[right].sum())

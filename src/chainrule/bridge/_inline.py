@@ -124,6 +124,8 @@ def trace_call(call: Call, *operands: Any) -> list[Any]:
         NotTraceableError: the component needs the numbers themselves.
     """
     function: Callable[..., list[Any]] = partial(_answer, call.site, call.request)
+    # The innermost axis first: `vmap` puts its axis in front of those that are there, and the outermost comes
+    # first in the operands. An operand that does not have an axis is shared along it.
     for axis in reversed(range(len(call.batch.sizes))):
         axes = tuple(0 if mapped[axis] else None for mapped in call.batch.mapped)
         function = jax.vmap(function, in_axes=axes, axis_size=call.batch.sizes[axis])

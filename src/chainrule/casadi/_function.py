@@ -185,6 +185,8 @@ class _Program:
                 block = found[of.path][wrt.path]
                 if isinstance(block, SparseArray):
                     rows, columns = _coordinates(block, wrt)
+                    # Found at the example: an author's `SparseArray` says where entries can be, not which are
+                    # zero there by chance.
                     patterns[of.path, wrt.path] = casadi.Sparsity.triplet(
                         of.size, wrt.size, rows.tolist(), columns.tolist()
                     )
@@ -192,6 +194,8 @@ class _Program:
 
 
 def _array(matrix: Any, leaf: Leaf) -> np.ndarray:
+    # Arguments are single columns, written by `_column` in the order of C: CasADi's own order of a matrix, by
+    # columns, plays no part.
     return matrix.full().reshape(leaf.shape).astype(leaf.dtype, copy=False)
 
 

@@ -174,6 +174,8 @@ class Message:
     def __exit__(self, _: Any, error: BaseException | None = None, *__: Any) -> None:
         has_ended = isinstance(error, ChainruleError) and error.code == "worker_crashed"
         pool = self._exchange.pool
+        # Rule 3 of `_device_exchange`: a worker that has replied, or is gone, writes to no buffer any more.
+        # After a timeout or a lost connection it may, so the buffers are not used again.
         put = pool.give_back if self._was_answered or has_ended else pool.retire
         for buffer in (*self._sent, self._room):
             if buffer is not None:

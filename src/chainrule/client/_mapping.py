@@ -84,6 +84,8 @@ def stream_outcomes(
             taken = given = 0
             early: dict[int, Outcome] = {}
             while True:
+                # With `ordered`, outcomes that came early count as under way: one slow call bounds what is
+                # kept in `early`, and no more inputs are taken meanwhile.
                 while room := max_in_flight - taken + given:
                     group = list(islice(items, min(group_size(), room)))
                     if not group:
@@ -119,6 +121,8 @@ class _Stream:
             future = self._executor.submit(self._run, group, ticket)
         except RuntimeError:  # shut down meanwhile
             raise TransportError("This component has been closed.", code="closed") from None
+        # Before the callback is added, which runs at once in this thread where the call is over already: who
+        # takes the future out of `_done` finds its ticket.
         self._tickets[future] = ticket
         future.add_done_callback(self._done.put)
 

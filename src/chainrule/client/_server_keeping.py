@@ -125,6 +125,8 @@ class Agenda:
     def _next(self) -> Callable[[], Any] | None:
         """What is due next, waited for; `None` when another thread waits already, or all is over."""
         with self._changed:
+            # One thread waits for what is due, the others work. One that comes back from its work while
+            # another waits is not needed, and ends.
             if self._waiting or self._is_closed:
                 self._threads -= 1
                 return None

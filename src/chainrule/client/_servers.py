@@ -130,6 +130,8 @@ class Rendezvous:
         if not self._ids:
             return None
         key = np.uint64(xxhash.xxh3_64_intdigest(content))
+        # Mixed after the XOR: the highest of plain XORs is decided by the first bits alone. Of three servers,
+        # the one whose first bit is not that of the others would get half of all content.
         return self._ids[int(np.argmax(_mixed(self._hashes ^ key)))]
 
 
@@ -429,6 +431,8 @@ class ServersTransport(ReplicatedTransport):
                 # Handles that were turned away at the same time should not come back at the same time.
                 self._servers.rest(slot, min(rest_s, _MAX_REST_S) * random.uniform(1.0, 1.5))
             return ServerLostError(error, was_sent=False, never_began=True)
+        # Such an answer without a code of ours comes from something between this handle and the server, which
+        # does not say whether the request has reached it.
         is_proxy = status in (502, 503, 504) and error.code == TransportError.default_code
         if not (is_broken or is_proxy or error.code == "worker_crashed"):
             self._note_answer(slot)

@@ -146,6 +146,7 @@ def _scale(
         target = scaler.target(len(staying), dispatcher.load)
         for _ in range(target - len(staying)):
             supervisor.add(ProcessReplica(spawn))
+        # Those without a call first: they leave at once, and no other one has to wait for its call to end.
         for slot in sorted(staying, key=lambda slot: slot.in_flight)[: len(staying) - target]:
             dispatcher.remove(slot)
 

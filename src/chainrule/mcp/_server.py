@@ -311,6 +311,7 @@ class _Watcher:
         """Send one report after the other."""
         if self._report is None:
             return
+        # Tasks may finish sending in any order. Each waits for the one before, so that a bar never goes back.
         before = self._pending[-1] if self._pending else None
 
         async def send() -> None:

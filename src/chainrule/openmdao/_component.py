@@ -341,6 +341,7 @@ class _Products(_Explicit):
         if mode == "fwd":
             found = self.bridge.push(tree, {name: d_inputs[name] for name in wrt}, of)
             for name in of:
+                # Added, as OpenMDAO demands: several products may go into one vector.
                 d_outputs[name] += np.reshape(found[name], d_outputs[name].shape)
         else:
             found = self.bridge.pull(tree, {name: d_outputs[name] for name in of}, wrt)

@@ -32,7 +32,7 @@ from chainrule.optimize._variables import Variables, refuse_tracers
 from chainrule.runtime import Bounds, progress
 
 FEASIBLE = 1e-6
-"""A constraint that is violated by less than this, relative to one and its bound, holds."""
+"""A constraint that is violated by no more than this, in its own units, holds."""
 _PAUSE_S = 1.0
 """Checkpoints that follow each other faster than this are left out, except the last."""
 

@@ -95,6 +95,8 @@ class Account:
             return
         now = time.monotonic()
         most = max(1.0, rate)
+        # A bucket of tokens: it is full at first (`inf` is cut to `most`), so a caller may begin with one
+        # second's worth at once, and in every time t afterwards makes at most most + rate · t requests.
         self._allowance = min(most, self._allowance + (now - self._since) * rate)
         self._since = now
         if self._allowance < 1:

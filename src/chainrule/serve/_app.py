@@ -319,6 +319,7 @@ class Server:
         """
         self.is_draining = True
         self._jobs.hold()
+        # All pools at the same time: one after the other, each would have its own grace period.
         await asyncio.gather(*(pool.drain(self._options.grace_s) for pool in self._pools))
         await self.stop()
 

@@ -184,6 +184,7 @@ class _Objective:
     def _note(self, value: float, x: np.ndarray) -> None:
         self.history.append(value)
         cost = -value if self._request.maximize else value
+        # NaN is below nothing, so a point without a value is never the best one.
         if cost < self.best[0]:
             self.best = (cost, x.copy())
         count = len(self.history)

@@ -130,7 +130,7 @@ class Worker:
 
     def _reply(self, answerer: Answerer, message: Message, body: Segment | None) -> Reply:
         try:
-            # True only while the author's code may be broken off. It is cleared before a reply is sent, so that
+            # True only while the author's code may be broken off. It is cleared before a reply is sent, so
             # `Cancelled` never interrupts the sending, and exactly one reply follows each call.
             self._is_running = True
             content = message.body if body is None else body.copy(message.header["body"])

@@ -340,6 +340,8 @@ class ActorReplica(Replica):
 
     def _cancel(self, reference: Any, future: Future[Any], name: str | None) -> NoReturn:
         """Take back a call that waits, interrupt one that runs, and end its process if that fails."""
+        # Both, because this caller does not know whether the call waits (Ray takes it back) or runs (the
+        # replica asks the manager, and interrupts it). The one that does not apply has no effect.
         ray.cancel(reference)
         self._manager.cancel.remote(name)
         try:

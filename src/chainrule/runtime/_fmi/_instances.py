@@ -79,6 +79,7 @@ class Instances(Generic[T]):
             try:
                 yield used
             except self._call_error as error:
+                # After a fatal error FMI allows no further call, that which frees the instance included.
                 if error.status < _FATAL:
                     instance.close()
                 raise _failure(self.description, error, instance.messages) from error

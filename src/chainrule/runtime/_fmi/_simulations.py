@@ -296,6 +296,7 @@ class _Run:
         by_default = self.description.experiment["stepSize"] or span / 1000
         is_adaptive = bool(self.tableau.error)
         self._longest = simulation.settings.step_size or (np.inf if is_adaptive else by_default)
+        # A first guess only: the error of the first steps makes it longer or shorter.
         self._length = min(self._longest, span / 100)
         nominal = [np.full(v.size, v.nominal) for v in self.description.states]
         self._nominal = np.concatenate(nominal) if nominal else np.zeros(0)
@@ -344,6 +345,7 @@ class _Run:
     def _advance(self, time: float, states: np.ndarray, stop: float) -> tuple[float, np.ndarray]:
         """One step towards a time, and the event that ends it, if there is one."""
         target = stop if self._next_event is None else min(stop, max(self._next_event, time))
+        # The middle, because both ends may be rows of the table, and a row belongs to two intervals.
         interval = self.table.interval((time + target) / 2)
         if target > time:
             before = self._signs(time, states, interval)
@@ -352,6 +354,8 @@ class _Run:
             if crossed is not None:
                 length, after = crossed
             self.tape.append(_Step(time, length, states, interval))
+            # time + (target - time) may differ from `target` by rounding, and then the loop to `target` would
+            # make one more step of the length of that rounding.
             is_last = length == target - time
             time, states = (target if is_last else time + length), after
             self.rates.move_to(self.point(time, states, interval))
@@ -404,13 +408,20 @@ class _Run:
     ) -> tuple[float, np.ndarray]:
         """A step of a length that the error allows: the length, and the states after it."""
         if not self.tableau.error:
+            # Equal steps up to the next stop, none longer than allowed. 1e-9 is for rounding: 10.000000001
+            # steps are ten.
             length = most / max(1, int(np.ceil(most / self._longest - 1e-9)))
             return length, self._try(time, states, length, interval)[0]
         while True:
             length = min(self._length, self._longest, most)
             after, error = self._try(time, states, length, interval)
+            # The estimate is of the fourth order, so its error grows like h⁵: the length for an error of one
+            # is error^(-1/5) times this one. 0.9 leaves a margin, since a step that is refused has cost all
+            # its stages.
             factor = 5.0 if error == 0 else float(np.clip(0.9 * error**-0.2, 0.2, 5.0))
             if error <= 1:
+                # A step that a stop has cut says that a shorter step is good, which is no reason to make the
+                # next ones longer from there: the length before is kept.
                 if length == self._length or factor < 1:
                     self._length = length * factor
                 return length, after
@@ -445,6 +456,9 @@ class _Run:
         if not changed:
             return None
         low, high = 0.0, length
+        # The step is made again from its start with every length, and not interpolated: the states at the
+        # event are those of the method. `high` is always a length after which a sign has changed, so the
+        # event is behind it.
         while high - low > 1e-12 * max(abs(time), length):
             middle = (low + high) / 2
             changed, found = changes(middle)
@@ -504,6 +518,9 @@ class _Derivative:
                 continue
             changes: list[np.ndarray] = []
             stages = run.stages(entry.time, entry.states, entry.length, entry.interval)
+            # `stages` moves the instance when it is asked for the next stage, so the product below is taken
+            # at this one. The tangent of a stage is ẋ + h Σ aᵢⱼ k̇ⱼ with the k̇ of the earlier stages, as
+            # `_combined` has it.
             for row, (point, _) in zip(run.tableau.a, stages, strict=True):
                 moved = dx + entry.length * _combined(row, changes, dx)
                 changes.append(product([*run.description.rates], moved, point.time, entry.interval))
@@ -538,9 +555,13 @@ class _Derivative:
                     )
                 continue
             h, tableau = entry.length, run.tableau
+            # Stages are computed again instead of kept: the tape has one vector of states per step, not one
+            # per stage.
             points = [p for p, _ in run.stages(entry.time, entry.states, h, entry.interval)]
             pulled = [np.zeros_like(adjoint) for _ in points]
             for i in reversed(range(len(points))):
+                # Column i of a: aⱼᵢ is the weight of kᵢ in the later stages j, whose wⱼ are known by now, as
+                # i falls.
                 later = [row[i] if i < len(row) else 0.0 for row in tableau.a]
                 seed = h * (tableau.b[i] * adjoint + _combined(later, pulled, adjoint))
                 if np.any(seed):

@@ -411,6 +411,7 @@ def _check_integers_fit(array: np.ndarray[Any, Any], target: np.dtype[Any]) -> N
 
 def _count_outside(array: np.ndarray[Any, Any], limits: np.iinfo[Any]) -> int:
     own = np.iinfo(array.dtype)
+    # A limit beyond the dtype of the array cannot be broken, and NumPy refuses to compare with it.
     too_small = (array < limits.min).sum() if limits.min > own.min else 0
     too_large = (array > limits.max).sum() if limits.max < own.max else 0
     return int(too_small + too_large)

@@ -317,6 +317,8 @@ def _hvp(
 ) -> Any:
     narrowed = narrow(selection, arrays)
     directions = fit(tangents, narrowed.primals)
+    # Forward over reverse: d/dt Jᵀ(x + t v) u is H v for the function ⟨u, f⟩. One gradient and its tangent,
+    # and nothing of the reverse pass has to be kept for a second one.
     _, product = jax.jvp(_gradient(narrowed, cotangents), (narrowed.primals,), (directions,))
     return product | zeros_like_all(narrowed.exact)
 
