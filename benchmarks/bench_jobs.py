@@ -102,7 +102,7 @@ def _in_files(size: int) -> Iterator[JobStore]:
             "SELECT 'old' || i, 'other', 'apply', 'r', 't', iif(i % 10, 'succeeded', 'queued'), i, "
             "iif(i % 10, 2e9, NULL), 0, 0 FROM n"
         )
-        store.open(_Silent())
+        store.open(_Silent(), ["c"])
         yield store
         store.close()
 
@@ -121,7 +121,7 @@ def _in_database(size: int) -> Iterator[JobStore]:
         "SELECT component, number FROM job WHERE state = 'queued'"
     )
     server.execute("VACUUM ANALYZE")
-    store.open(_Silent())
+    store.open(_Silent(), ["c"])
     yield store
     store.close()
     server.remove()

@@ -65,7 +65,11 @@ def run() -> list[Row]:
 
 
 def _chain(sizes: Sequence[int]) -> Network:
-    return Network.chain(sizes, [SitePrices()] * (len(sizes) - 1))
+    sites = [
+        SiteNodes(f"site {number}", (number,), (number + 1,), SitePrices())
+        for number in range(len(sizes) - 1)
+    ]
+    return Network(tuple(sizes), (0,) * len(sizes), tuple(sites), (0,), (len(sizes) - 1,))
 
 
 def _products() -> Iterator[Row]:
