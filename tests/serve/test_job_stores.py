@@ -569,18 +569,37 @@ def test_bodies_that_no_job_has_are_removed_from_a_folder(postgres, tmp_path):
         retention_s=60,
         max_bytes=1 << 30,
     )
+    (mark,) = tmp_path.iterdir()
     add(store, b"b" * LARGE)
-    (kept,) = tmp_path.iterdir()
+    (kept,) = set(tmp_path.iterdir()) - {mark}
     orphan = tmp_path / f"{'0' * 24}-{'1' * 24}.result"
     half = tmp_path / f".{orphan.name}.abcd1234.partial"
     new, other = tmp_path / f"{'2' * 24}-{'1' * 24}.result", tmp_path / "notes.result"
     for path in (orphan, half, new, other):
         path.write_bytes(b"")
-    for path in (kept, orphan, half, other):
+    for path in (mark, kept, orphan, half, other):
         os.utime(path, (0, 0))
     store.sweep()
-    assert set(tmp_path.iterdir()) == {kept, new, other}
+    assert set(tmp_path.iterdir()) == {mark, kept, new, other}
     store.close()
+
+
+def test_a_server_with_another_place_for_large_bodies_does_not_start(postgres, tmp_path):
+    """It would take jobs whose requests it cannot find, such as before a folder is mounted."""
+    from chainrule.serve._jobs._postgres import PostgresJobStore
+
+    url, first, other = postgres.new_schema(), tmp_path / "first", tmp_path / "other"
+    bounds = {"lease_s": 3600, "retention_s": 60, "max_bytes": 1 << 30}
+    PostgresJobStore(url, objects=None, **bounds).close()
+    PostgresJobStore(url, objects=str(first), **bounds).close()
+    said = refusal(postgres, url, objects=str(other))
+    assert said.code == "jobs_objects_other"
+    PostgresJobStore(url, objects=str(first), **bounds).close()
+    # The message names the way out for bodies that were moved, or are lost.
+    (mark,) = first.iterdir()
+    assert mark.name in said.message
+    (other / mark.name).touch()
+    PostgresJobStore(url, objects=str(other), **bounds).close()
 
 
 def test_databases_that_cannot_be_used(postgres, tmp_path):

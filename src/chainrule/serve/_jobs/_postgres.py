@@ -150,12 +150,13 @@ class PostgresJobStore(JobStore):
                 (table,) = _row(connection.execute("SELECT to_regclass('chainrule_jobs_format')"))
                 if table is None:
                     connection.execute(sql.SCHEMA)
-                    return
                 (version,) = _row(connection.execute("SELECT version FROM chainrule_jobs_format"))
                 if version == 1:
                     connection.execute(sql.SECOND)
                     connection.execute("UPDATE chainrule_jobs_format SET version = 2")
                     version = 2
+                if version == sql.VERSION and self._objects is not None:
+                    self._check_place(connection, self._objects)
         except psycopg.OperationalError as error:
             raise _unreachable(
                 f"It says: {_said(error)}. Check that it runs, and the host, the database, the user and the "
@@ -172,6 +173,30 @@ class PostgresJobStore(JobStore):
                 f"The jobs in this database are of format {version}, and this version of Chainrule reads "
                 f"format {sql.VERSION}. Update Chainrule on this server, or give it another database.",
                 code="jobs_database_format",
+            )
+
+    def _check_place(self, connection: psycopg.Connection, objects: Objects) -> None:
+        """Find the mark that the first server with large bodies left among them.
+
+        A folder that is not mounted, or another bucket, would hide the requests of acknowledged jobs.
+
+        Raises:
+            StorageError: the mark is not there (`jobs_objects_other`).
+        """
+        (table,) = _row(connection.execute("SELECT to_regclass('chainrule_jobs_place')"))
+        if table is None:
+            mark = f"chainrule-jobs-{secrets.token_hex(12)}"
+            objects.put(mark, [b"The bodies of jobs of one database are here.\n"])
+            connection.execute("CREATE TABLE chainrule_jobs_place (mark text NOT NULL)")
+            connection.execute("INSERT INTO chainrule_jobs_place VALUES (%s)", [mark])
+            return
+        (mark,) = _row(connection.execute("SELECT mark FROM chainrule_jobs_place"))
+        if objects.get(mark) is None:
+            raise StorageError(
+                f"Other servers keep the large bodies of these jobs elsewhere: {mark} is not in the place "
+                "that --jobs-objects names. Give all servers the same place, and mount the folder before "
+                "they start. If the bodies were moved or are lost, put a file of that name there.",
+                code="jobs_objects_other",
             )
 
     def open(self, signals: Signals, components: Collection[str]) -> None:

@@ -6,6 +6,7 @@
     chainrule_jobs_tally        how many jobs there are of each state, counted by a trigger
     chainrule_jobs_servers      which servers run jobs of a component
     chainrule_jobs_format       the version of these tables
+    chainrule_jobs_place        the name of what marks the place of large bodies, once there is one
 
 What a server changes of a job that it holds is fenced: the statement names the owner, so that it changes
 nothing after the job was taken away. Times are those of the database (`now()`).
