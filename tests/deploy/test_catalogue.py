@@ -202,6 +202,12 @@ def test_the_commands(registry, capfd, monkeypatch):
     (found,) = json.loads(run("--json", "--rebuild")[1])
     assert found["owner"] == "us"
     assert found["image"].startswith(f"{registry}/command/heat@sha256:")
+    # A prefix that was mistyped is not a search without results.
+    with pytest.raises(SystemExit) as left:
+        main(["search", f"{registry}/comand"])
+    assert left.value.code == 0
+    said = f"No component was pushed to {registry}/comand with `chainrule image push`.\n"
+    assert capfd.readouterr().out == said
 
 
 @pytest.mark.parametrize(

@@ -363,8 +363,18 @@ def _search(options: Namespace) -> int:
         differentiable=options.differentiable,
     )
     found = catalogue.search(query, all_versions=options.all_versions)
-    write_result(options, [_entry_facts(entry) for entry in found], lambda: _catalogue_table(found))
+    write_result(
+        options,
+        [_entry_facts(entry) for entry in found],
+        lambda: _catalogue_table(found) if found else _why_none(catalogue, options.place),
+    )
     return 0
+
+
+def _why_none(catalogue: Catalogue, place: str) -> str:
+    if catalogue.entries():
+        return "No component fits."
+    return f"No component was pushed to {place} with `chainrule image push`."
 
 
 def _entry_facts(entry: CatalogueEntry) -> dict[str, Any]:
@@ -372,8 +382,6 @@ def _entry_facts(entry: CatalogueEntry) -> dict[str, Any]:
 
 
 def _catalogue_table(found: list[CatalogueEntry]) -> Any:
-    if not found:
-        return "No component fits."
     rows = [
         (
             f"{entry.name}\n{entry.version}",

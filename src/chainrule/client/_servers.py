@@ -223,7 +223,7 @@ class ServersTransport(ReplicatedTransport):
             None if resolve is None else resolve_every_s,
         )
         super().__init__(
-            f"{len(urls)} servers" if resolve is None else f"the servers of {urls[0]}",
+            _numbered(urls) if resolve is None else f"the servers of {urls[0]}",
             dispatcher=dispatcher,
             keeper=keeper,
             idempotent=options.idempotent is True,
@@ -617,8 +617,12 @@ def _why_none_is_up(keeper: ServerKeeper, dispatcher: Dispatcher) -> TransportEr
     shown = "\n".join(f"  {server.id}: {server.problem}" for server in servers[:_SHOWN])
     more = f"\n  and {len(servers) - _SHOWN} more" if len(servers) > _SHOWN else ""
     return TransportError(
-        f"None of {len(servers)} servers takes calls:\n{shown}{more}", code="pool_unavailable"
+        f"None of {_numbered(servers)} takes calls:\n{shown}{more}", code="pool_unavailable"
     )
+
+
+def _numbered(servers: Sequence[Any]) -> str:
+    return "1 server" if len(servers) == 1 else f"{len(servers)} servers"
 
 
 def _row(slot: Slot) -> dict[str, Any]:
