@@ -128,9 +128,15 @@ class Registry:
         """
         if reference.digest:
             return reference.digest
-        answer = self._ask(
+        answer = self._find(
             "HEAD", self._manifest(reference.repository, reference.tag), accept=_ACCEPTED
         )
+        if answer is None:
+            raise CapabilityError(
+                f"The registry has no image {reference}. Push it (chainrule image push {reference}), or "
+                "check its name and tag.",
+                code="not_in_registry",
+            )
         return answer.headers.get("docker-content-digest") or _digest(
             self.manifest(reference.repository, reference.tag).body
         )
