@@ -92,7 +92,9 @@ def put_image(registry, repository, tag, content=b"layer"):
 def test_what_is_published_is_found(registry):
     catalogue = Catalogue(f"{registry}/found")
     assert catalogue.entries() == []
-    with pytest.raises(CapabilityError, match=r"no image .*/found/heat:1\.0\.0\. Push it") as refused:
+    with pytest.raises(
+        CapabilityError, match=r"no image .*/found/heat:1\.0\.0\. Push it"
+    ) as refused:
         pinned_image(f"{registry}/found/heat:1.0.0")
     assert refused.value.code == "not_in_registry"
     heat = put_image(registry, "found/heat", "1.0.0")
