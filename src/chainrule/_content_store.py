@@ -173,6 +173,8 @@ class SharedFolder:
         if len(content) > self._max_bytes:
             return
         with contextlib.suppress(OSError):
+            # The folder is measured when this process has written a sixteenth of the bound since it last was,
+            # and before its first entry. So n processes together exceed the bound by at most n sixteenths.
             self._unseen += len(content)
             if self._unseen > self._max_bytes // 16:
                 self._make_room(self._max_bytes - len(content))

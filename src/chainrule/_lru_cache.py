@@ -32,7 +32,8 @@ class LRUCache(Generic[K, V]):
         self._size_of = size_of
         self._bytes = 0
         self._entries: OrderedDict[K, V] = OrderedDict()
-        # Nothing is computed while it is held: `size_of`, and what makes a value, run before.
+        # What makes a value runs without it. `size_of` of what is forgotten runs while it is held, so it must
+        # not come back to this cache.
         self._lock = threading.Lock()
 
     def __len__(self) -> int:

@@ -58,6 +58,8 @@ class Pattern:
         """Rows and columns of all places in some columns."""
         starts, ends = self.column_starts[columns], self.column_starts[columns + 1]
         counts = ends - starts
+        # Place k of the result belongs to the column whose places begin at s here and at p in the result: it
+        # is place s + (k - p) of the pattern. `first` is s - p, repeated for each place of the column.
         first = np.repeat(starts - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         return self.rows[first + np.arange(counts.sum())], np.repeat(columns, counts)
 
@@ -75,6 +77,7 @@ def color_groups(supports: list[np.ndarray], row_count: int) -> list[np.ndarray]
         if not rows:
             continue
         occupied = reduce(or_, [taken[row] for row in rows])
+        # The lowest bit that is 0: adding one turns the ones below it into zeros, and it into one.
         lowest_free = ~occupied & (occupied + 1)
         for row in rows:
             taken[row] |= lowest_free

@@ -117,6 +117,7 @@ class HostTarget:
         # Counted, so that a program has the same text in every process and is found in the compilation
         # cache; with a digest, so that a program from elsewhere does not find another function's buffers.
         digest = zlib.crc32(repr((function, operands, results)).encode())
+        # 32 bits of the digest and 24 of the count: the attribute of the call is a signed integer of 64.
         self.number = digest << 24 | next(_numbers)
         self.function = function
         self.operands, self.results = Buffers(operands), Buffers(results)

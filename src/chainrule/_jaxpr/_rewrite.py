@@ -343,6 +343,7 @@ def _bind_scan(
 
     def body(carry: Any, x: Any) -> tuple[Any, Any]:
         inner, states, steps = carry
+        # `step` counts executions. A `scan` in reverse begins with the last iteration.
         number = [params["length"] - 1 - step if backwards else step for step in steps]
         outputs, extras = staged.run([*number, *constants, *inner, *x])
         new = {n: progress.step(states[n], extras[n]) for n, progress in folded.items()}
@@ -395,6 +396,8 @@ def _watch_body(condition: _WhilePart, body: _WhilePart, init: list[Any]) -> tup
 
     def iterate(state: Any) -> Any:
         steps, carry, done = state
+        # Under `vmap` the loop goes on until the last example stops. Those that have stopped are computed
+        # with the others, and `_where_running` and `_Progress` keep what they had.
         running = ask(state) if body.batch else None
         new, done = body.run(steps, carry, done, running)
         return _next(steps), _where_running(running, new, carry), done

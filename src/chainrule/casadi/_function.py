@@ -404,6 +404,8 @@ class _ReverseOfForward(_Callback):
         )  # fmt: skip
         weights = arguments.outputs()
         bent = self._program.bend(x, weights, tangents)
+        # J(x) ẋ does not depend on y: CasADi hands the outputs over as arguments of their own, and their
+        # gradient is zero.
         return [*bent, *_zeros(y), *self._program.pull(x, weights)]
 
 

@@ -117,6 +117,7 @@ class Message:
             self._room = link.room_for_answer(self._nbytes)
             self._exchange.wait()
         except BaseException:
+            # Nothing was sent, so no other process knows these buffers.
             self._was_answered = True
             self.__exit__(None)
             raise

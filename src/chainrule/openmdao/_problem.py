@@ -204,10 +204,13 @@ class _Program:
         A run that fails may leave values behind from which no solver converges.
         """
         values = {name: np.asarray(getattr(inputs, field)) for field, name in self.inputs.items()}
+        # As bytes, in which NaN equals itself and no tolerance takes a near point for this one.
         point = {name: value.tobytes() for name, value in values.items()}
         if point == self._point:
             return
         start = self._start if self._point is None else {}
+        # Until the run has ended the problem is at no point: a run that raises begins at the start values
+        # next time.
         self._point = None
         for name, value in {**start, **values}.items():
             self._problem.set_val(name, value)

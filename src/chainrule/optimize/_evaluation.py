@@ -164,6 +164,7 @@ class Evaluation:
             InputError: the start itself has no finite value (`not_finite`).
         """
         x = self.clipped(vector)
+        # By its bytes: solvers hand over the same numbers in arrays of their own, which they change in place.
         key = x.tobytes()
         if self._last is not None and self._last[0] == key:
             return self._last[1]
@@ -172,6 +173,8 @@ class Evaluation:
         self._count += 1
         point = self._numbers(x)
         self._require_finite(point)
+        # Before `_note`, whose callback may end the run: the result is then made from this point without
+        # another call.
         self._last = (key, point)
         self._note(x, point)
         return point

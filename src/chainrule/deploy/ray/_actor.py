@@ -427,6 +427,8 @@ class PoolManager:
             replica = f"replica-{secrets.token_hex(4)}"
             self._actors[replica] = self._make.remote(self._plan, replica, self._own_handle)
         while len(self._actors) > size:
+            # The newest one: the others have compiled their programs and kept their forward passes for
+            # longer.
             replica, actor = self._actors.popitem()
             self._leaving[replica] = actor
         self._version = secrets.token_hex(8)

@@ -250,6 +250,8 @@ class _Program:
                 stdin=given,
                 stdout=out,
                 stderr=err,
+                # A group of its own: what the command has started itself (a shell script's programs) is ended
+                # with it.
                 start_new_session=True,
             )
             status = self._wait(process, arguments[0])
@@ -274,6 +276,8 @@ class _Program:
                 details={"timeout_s": self.timeout_s},
             ) from error
         finally:
+            # After a timeout, and after a cancellation, which is raised in the wait: nothing of the command
+            # outlives its call.
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
