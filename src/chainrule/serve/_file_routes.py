@@ -67,6 +67,8 @@ class Exchange:
         name = f"{token_hex(4)}-{safe_name(request.query_params.get('name', ''))}"
         folder = self._grants.input_path(_FOLDER)
         declared_length(dict(request.scope["headers"]), self._max_bytes)
+        # Measured for each upload: an operator may have removed files. What other uploads have written so far
+        # has names that begin with a dot, and is in `_under_way`.
         self._kept = await asyncio.to_thread(_size_of, folder)
         taken = 0
 

@@ -78,6 +78,7 @@ class Table:
 
     def _weight(self, time: float, interval: int) -> tuple[int, float]:
         next_row = min(interval + 1, self.time.size - 1)
+        # Zero before a jump's second row and behind the last row, where the value of the row itself holds.
         length = self.time[next_row] - self.time[interval]
         if length == 0:
             return next_row, 0.0

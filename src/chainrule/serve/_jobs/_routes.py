@@ -147,6 +147,9 @@ class JobReplies:
             return
         async with self.jobs.watch(record) as live, live.listen() as events:
             yield _event("state", live.record.to_json())
+            # Listening has begun before the log is read: a line that comes in between is in the log and among
+            # the events, and its number tells (`> len(past)`). A line that is not complete yet comes as an
+            # event when it is.
             past = await self._past_lines(record, complete=True)
             for line in past:
                 yield _event("log", {"line": line})
