@@ -6,12 +6,18 @@ on how fast anything is.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
+
+from chainrule.runtime import ComponentConfig, Float64, component
+from chainrule.serve._merging import Merger
+from chainrule.serve.internal import Call, WorkerPool
 
 COMPONENTS = Path(__file__).with_name("batching_component.py")
 
@@ -141,3 +147,38 @@ def test_switched_off_and_alone(start_server, tmp_path):
         request = {"x": [[1.0, 2.0]], "factor": 2.0, "trace": str(tmp_path / "trace")}
         answer = served.post("/apply", {"inputs": request})
         np.testing.assert_array_equal(answer.tree["result"], [[2.0, 4.0]])
+
+
+def test_callers_who_leave_do_not_hold_up_the_call_behind_them():
+    begun, may_end = threading.Event(), threading.Event()
+
+    @component
+    def twice(x: Float64) -> Float64:
+        begun.set()
+        may_end.wait(300)
+        return 2 * x
+
+    async def leave():
+        limits = {"timeout_s": None, "max_queue": 10, "startup_timeout_s": 300}
+        pool = WorkerPool(twice, ComponentConfig(), workers=0, **limits)
+        await pool.start()
+        merger = Merger(pool, max_size=2, delay_s=0.0)
+        calls = [asyncio.create_task(merger.call(_call(0)))]
+        await asyncio.to_thread(begun.wait, 300)
+        calls += [asyncio.create_task(merger.call(_call(k))) for k in (1, 2, 3)]
+        await asyncio.sleep(0)  # all of them wait
+        for call in calls[1:3]:
+            call.cancel()
+        await asyncio.wait(calls[1:3])
+        may_end.set()
+        replies = await asyncio.wait_for(asyncio.gather(calls[0], calls[3]), 60)
+        await pool.stop()
+        return [
+            orjson.loads(b"".join(reply.open()))["result"]["data"]["buffer"] for reply in replies
+        ]
+
+    assert asyncio.run(leave()) == [0.0, 6.0]
+
+
+def _call(x):
+    return Call("apply", orjson.dumps({"inputs": {"x": float(x)}}))

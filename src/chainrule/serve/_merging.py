@@ -87,8 +87,10 @@ class Merger:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        chosen, self._waiting = self._waiting[: self._max_size], self._waiting[self._max_size :]
-        chosen = [entry for entry in chosen if not entry[1].done()]
+        # Calls whose callers have left are dropped before some are chosen: were all of those chosen to have
+        # left, nothing would be sent, and the calls behind them would wait until another one comes.
+        waiting = [entry for entry in self._waiting if not entry[1].done()]
+        chosen, self._waiting = waiting[: self._max_size], waiting[self._max_size :]
         if not chosen:
             return
         self._under_way += 1
