@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -241,6 +242,28 @@ def test_a_component_that_dies_while_it_is_loaded(tmp_path):
     with pytest.raises(CallError, match="status 4 while it loaded") as caught:
         asyncio.run(start_pool(str(source)))
     assert caught.value.details == {"exit_code": 4}
+
+
+def test_a_reply_that_comes_in_the_step_in_which_its_caller_leaves_costs_no_worker(component_path):
+    async def leave():
+        limits = {"timeout_s": None, "max_queue": 1, "startup_timeout_s": 300}
+        pool = WorkerPool(component_path, ComponentConfig(), workers=1, **limits)
+        await pool.start()
+        call = asyncio.create_task(pool.call(Call("apply", b'{"inputs": {"x": [1.0]}}')))
+        await asyncio.sleep(0)  # it is sent
+        (worker,) = pool._workers
+        poll = select.poll()
+        poll.register(worker._connection, select.POLLIN)
+        assert poll.poll(300_000)
+        # The loop finds the reply together with this, and handles this first.
+        asyncio.get_running_loop().call_soon(call.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        reply = await pool.call(Call("apply", b'{"inputs": {"x": [1.0]}}'))
+        await pool.stop()
+        return reply.status, pool.workers[0].restarts
+
+    assert asyncio.run(leave()) == (200, 0)
 
 
 async def start_pool(source):

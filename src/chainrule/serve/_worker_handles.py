@@ -213,12 +213,14 @@ class WorkerProcess:
             assert timeout_s is not None
             raise too_slow(call.endpoint, timeout_s, was_stopped=True) from None
         except asyncio.CancelledError:
-            # The reply may have arrived in the step in which the caller left. Then the worker is free, and
-            # would not answer a message that asks it to break off.
-            if answer.cancelled() or not answer.done():
+            # The reply may have arrived in the step in which the caller left: before that (`answer` has it),
+            # or after (`_on_readable` has dropped it). Then the worker is free, and would not answer a
+            # message that asks it to break off.
+            if answer.done() and not answer.cancelled():
+                if answer.exception() is None:
+                    answer.result().close()
+            elif self._answer is answer:
                 await self._cancel()
-            elif answer.exception() is None:
-                answer.result().close()
             raise
 
     def _room(self, call: Call) -> SegmentBody | None:
@@ -356,6 +358,10 @@ class WorkerProcess:
                 self._watcher.on_progress(*message.header["progress"])
         elif self._answer is not None and not self._answer.done():
             self._answer.set_result(message)
+        elif self._answer is not None and self._answer.cancelled():
+            # The caller has left in this step of the event loop, and `call` does not know it yet.
+            self._answer = None
+            message.close()
         else:
             self.kill()  # an unexpected answer: the author's code writes to the socket
 
