@@ -207,6 +207,38 @@ def test_a_log_is_read_from_anywhere(store):
     assert [store.log(job.id, n) for n in range(15)] == [whole[n:] for n in range(15)]
 
 
+class _BreaksAfterwards:
+    """A connection that does what it is told, and breaks before it can say so."""
+
+    def __init__(self, connection, error):
+        self._connection, self._error = connection, error
+
+    def execute(self, *statement):
+        self._connection.execute(*statement)
+        raise self._error
+
+
+def test_a_log_is_whole_though_a_connection_broke(request):
+    psycopg = pytest.importorskip("psycopg")
+    from chainrule.serve._jobs._postgres import PostgresJobStore
+
+    url = request.getfixturevalue("postgres").new_schema()
+    facts = {"objects": None, "lease_s": 30, "retention_s": 3600, "max_bytes": 1 << 30}
+    with closing(PostgresJobStore(url, **facts)) as store:
+        job = add(store)
+        log = store.log_writer(store.take("c"))
+        log.write(b"one\n")
+        error = psycopg.OperationalError("the server closed the connection unexpectedly")
+        with (
+            psycopg.connect(url, autocommit=True) as connection,
+            pytest.raises(psycopg.OperationalError),
+        ):
+            log.flush_with(_BreaksAfterwards(connection, error))
+        log.write(b"two\n")
+        log.flush()
+        assert store.log(job.id) == b"one\ntwo\n"
+
+
 @pytest.mark.parametrize("size", [100, LARGE], ids=["small", "large"])
 def test_the_oldest_results_go_first(make_store, size):
     store = make_store(max_bytes=2 * size + 50)

@@ -755,6 +755,11 @@ class _LogParts:
         self._job_id = job_id
         self._part = first
         self._unwritten = bytearray()
+        # A piece that may have been written: where a connection breaks, that is not known. It is written
+        # again as it was, since a row that is there already stays as it is (`APPEND`): bytes that were added
+        # to it would be lost.
+        self._piece = b""
+        # Lock order: `_writing`, which is held while the database writes, then `_lock`, for a moment.
         self._lock = threading.Lock()  # of what is unwritten
         self._writing = threading.Lock()  # pieces are written one after the other
 
@@ -775,14 +780,16 @@ class _LogParts:
 
     def _flush(self, append: Callable[[str, int, bytes], None]) -> None:
         with self._writing:
+            self._write_piece(append)
             with self._lock:
-                content = bytes(self._unwritten)
-            if not content:
-                return
-            append(self._job_id, self._part, content)
+                self._piece, self._unwritten = bytes(self._unwritten), bytearray()
+            self._write_piece(append)
+
+    def _write_piece(self, append: Callable[[str, int, bytes], None]) -> None:
+        if self._piece:
+            append(self._job_id, self._part, self._piece)
             self._part += 1
-            with self._lock:
-                del self._unwritten[: len(content)]
+            self._piece = b""
 
 
 def _connection_settings(url: str) -> dict[str, Any]:
