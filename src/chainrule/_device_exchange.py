@@ -335,10 +335,15 @@ class BufferPool:
                 return None
             try:
                 address = self._device.allocate(size)
-                self._held += size
-                return Buffer(address, size, self._device.export(address))
             except StorageError:
                 return None
+            try:
+                handle = self._device.export(address)
+            except StorageError:  # memory without a handle is of no use here
+                self._device.free(address)
+                return None
+            self._held += size
+            return Buffer(address, size, handle)
 
     def give_back(self, buffer: Buffer) -> None:
         """Take back a buffer that the receiver does not use any more; it may have it open."""

@@ -14,7 +14,7 @@ from chainrule._device_exchange import (
     Place,
     Room,
 )
-from chainrule.errors import DecodeError
+from chainrule.errors import DecodeError, StorageError
 from device.fake import DeviceArray, FakeDevice, FakeLibrary
 
 
@@ -58,6 +58,17 @@ def test_the_share_is_kept(device):
     assert pool.take(nbytes) is first
     assert BufferPool(device, 0.0).take(1) is None
     assert BufferPool(device, 10.0).take(2 * device.total_bytes) is None  # the GPU has not so much
+
+
+def test_memory_without_a_handle_is_freed(device, monkeypatch):
+    def refuse(address):
+        raise StorageError("cuIpcGetMemHandle of CUDA's driver failed with 1 (invalid argument).")
+
+    monkeypatch.setattr(device, "export", refuse)
+    pool = BufferPool(device, 0.5)
+    assert pool.take(100_000) is None
+    assert pool.held_bytes == 0
+    assert not device.allocations
 
 
 def test_no_buffer_is_freed_while_a_receiver_may_have_it_open(device, clock):
