@@ -15,6 +15,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 F32, F64, I64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
+I32 = TensorProto.INT32
 GENERATOR = np.random.default_rng(1)
 
 
@@ -165,6 +166,16 @@ def test_every_operator_agrees_with_onnxruntime(tmp_path):
         outputs[y] = (F64 if op == "Cast" else F32, None)
         constants |= given
     from_onnx(save(tmp_path, nodes, VECTOR, outputs, constants, opset=20))
+
+
+def test_large_integers_are_divided_exactly(tmp_path):
+    nodes = [helper.make_node("Div", ["k", "d"], ["y"]), helper.make_node("Neg", ["x"], ["z"])]
+    inputs, outputs = {"k": (I32, [4]), "x": (F32, [1])}, {"y": (I32, [4]), "z": (F32, [1])}
+    path = save(tmp_path, nodes, inputs, outputs, {"d": np.int32([1, 1, 2, -2])})
+    model, x = from_onnx(path), jnp.ones(1)
+    k = np.int32([2**24 + 1, -(2**31) + 1, -7, 7])
+    found = jax.jit(lambda k: apply_component(model, {"k": k, "x": x})["y"])(k)
+    assert found.tolist() == [2**24 + 1, -(2**31) + 1, -3, -3]
 
 
 def test_a_classifier_has_the_derivative_of_its_probabilities(tmp_path):

@@ -186,7 +186,9 @@ def _reduction(function: Callable[..., Any]) -> Operator:
 
 def _div(node: Any, x: Any, y: Any) -> Any:
     if jnp.issubdtype(x.dtype, jnp.integer):
-        return node.np.trunc(x / y).astype(x.dtype)  # towards zero, as in C
+        # Towards zero, as in C. Not by a quotient of floats, which rounds integers from 2^24 or 2^53 on.
+        floor = x // y
+        return floor + ((floor < 0) & (floor * y != x)).astype(x.dtype)
     return x / y
 
 
@@ -343,6 +345,9 @@ def _window(node: Any, x: Any, kernel: Any) -> tuple[Any, Any, Any]:
         return strides, dilations, list(zip(pads[:count], pads[count:], strict=True))
     found = []
     for size, k, stride, dilation in zip(x.shape[2:], kernel, strides, dilations, strict=True):
+        # SAME: ceil(size / stride) results. The last window begins at (results - 1) · stride and is (k - 1) ·
+        # dilation + 1 long; what it has beyond the array is padding, of which the odd element goes to the end
+        # or to the start.
         total = max((-(-size // stride) - 1) * stride + (k - 1) * dilation + 1 - size, 0)
         small = total // 2
         found.append((small, total - small) if kind == b"SAME_UPPER" else (total - small, small))
@@ -381,6 +386,7 @@ def _average_pool(node: Any, x: Any) -> Any:
     total = _pool(node, x, 0.0, jax.lax.add)
     if node.get("count_include_pad", 0):
         return total / math.prod(node.get("kernel_shape"))
+    # The sum over ones counts the elements of each window that are not padding.
     return total / _pool(node, jnp.ones_like(x), 0.0, jax.lax.add)
 
 
@@ -454,6 +460,8 @@ OPERATORS: dict[str, Operator] = {
     "Mish": _activation(lambda x: x * jnp.tanh(jax.nn.softplus(x))),
     "PRelu": lambda node, x, slope: jnp.where(x < 0, slope * x, x),
     "Relu": _activation(jax.nn.relu),
+    # `minimum` keeps exp from overflowing where x is positive: the branch that `where` does not take has a
+    # gradient, too, and 0 · inf would make it NaN.
     "Selu": _activation(
         lambda x, a, g: g * jnp.where(x > 0, x, a * jnp.expm1(jnp.minimum(x, 0))),
         alpha=1.6732632423543772, gamma=1.0507009873554805,
