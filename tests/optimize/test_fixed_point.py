@@ -129,6 +129,41 @@ def test_a_large_state_is_solved_with_products():
     np.testing.assert_allclose(gradient, np.linalg.solve(matrix.T, np.ones(n)), rtol=1e-6)
 
 
+def shifted(p):
+    """One element of a state whose linear system is a shift, which GMRES with few vectors cannot solve."""
+    x = fixed_point(lambda x, p: x + p - jnp.roll(x, 1), jnp.ones(300), p).x
+    return x[7]
+
+
+def forward(f):
+    return lambda p: jax.jvp(f, (p,), (jnp.eye(300)[8],))
+
+
+@pytest.mark.parametrize("transformation", [jax.grad, forward])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_derivative_that_is_not_solved_is_an_error(transformation, compiled):
+    program = transformation(jax.jit(shifted) if compiled else shifted)
+    with pytest.raises(Exception, match="GMRES did not solve"):
+        jax.block_until_ready(program(jnp.ones(300)))
+    with pytest.raises(ComponentError) as caught, component_errors():
+        jax.block_until_ready(program(jnp.ones(300)))
+    assert caught.value.code == "not_converged"
+
+
+def test_second_derivatives_of_a_large_state():
+    # x_i = p cos(x_i) / 2 for every i, so all elements have the derivatives of one.
+    def solve(n):
+        def f(x, p):
+            return p * jnp.cos(x) / 2 + 0.1 * (jnp.roll(x, 1) - x)
+
+        return lambda p: fixed_point(f, jnp.full(n, 0.4), p).x.mean()
+
+    points = jnp.array([0.7, 1.0])
+    for derivative in (jax.grad, jax.jacfwd, lambda f: jax.grad(jax.grad(f)), jax.hessian):
+        large, small = (jax.vmap(derivative(solve(n)))(points) for n in (300, 3))
+        np.testing.assert_allclose(large, small, rtol=1e-7)
+
+
 def test_second_derivatives_and_vmap():
     def solve(p):
         return fixed_point(lambda x: jnp.cos(p * x), 0.5 + 0 * p).x  # closes over p

@@ -153,7 +153,7 @@ def _root_jvp(
     start, hidden = primals
     x, residual, steps = _root(function, settings, start, hidden)
     _, change = jax.jvp(lambda *hidden: function(x, *hidden), tuple(hidden), tuple(tangents[1]))
-    tangent = _solve_linear(
+    tangent = _solve_for_derivative(
         lambda v: jax.jvp(lambda x: function(x, *hidden), (x,), (v,))[1],
         -change,
         settings.tolerance,
@@ -184,6 +184,41 @@ def _solve_linear(g: Callable[[Any], Any], y: Any, tolerance: float) -> Any:
         return lx.linear_solve(operator, y, solver, throw=False).value
     # g is linear, so its Jacobian is the same everywhere: it is taken at 0.
     return jnp.linalg.solve(jax.jacfwd(g)(jnp.zeros_like(y)), y)
+
+
+def _solve_for_derivative(g: Callable[[Any], Any], y: Any, tolerance: float) -> Any:
+    """v with g(v) = y, or an error: no later step mends what this solve leaves, as in Newton's method."""
+    if y.size <= _DENSE_UP_TO:
+        return _solve_linear(g, y, tolerance)
+
+    def solve(g: Callable[[Any], Any], y: Any) -> Any:
+        v = _solve_linear(g, y, tolerance)
+        return _require_solved(v, jnp.linalg.norm(g(v) - y), jnp.linalg.norm(y), tolerance)
+
+    # The check is not linear in y, so JAX cannot transpose it. Here it need not: the transposed system gets a
+    # solve, and a check, of its own.
+    return jax.lax.custom_linear_solve(g, y, solve, transpose_solve=solve)
+
+
+def _require_solved(v: Any, left: Any, size: Any, tolerance: float) -> Any:
+    """The solution of a linear system, or an error."""
+    # GMRES aims at tolerance / 10. Products by differences are wrong by about the root of the precision, and
+    # it stops there; a solve that failed leaves about as much as there was. The root is between the two.
+    limit = tolerance**0.5
+
+    def check(left: Any, size: Any) -> Any:
+        if not left <= limit * size:  # a NaN is refused as well
+            raise ComponentError(
+                "The derivative of fixed_point has a linear system that GMRES did not solve: the residual is "
+                f"{float(left):.2g}, of {float(size):.2g} at the start. Scale the state, or let f use the "
+                "part of the state that it has just computed in place of the old one.",
+                code="not_converged",
+            )
+        return left
+
+    checked = from_callable(check, abstract=lambda left, size: left, name="fixed_point")
+    # The solution depends on what the check returns, so that XLA keeps the call.
+    return jnp.where(checked(left, size) <= limit * size, v, jnp.nan)
 
 
 def _require_converged(x: Any, residual: Any, steps: Any, method: str, limit: float) -> Any:
