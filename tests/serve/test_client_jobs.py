@@ -131,7 +131,7 @@ async def _wait(job):
     return await job
 
 
-def test_waiting_outlasts_a_restart_of_the_server(start_server, tmp_path):
+def test_waiting_outlasts_a_restart_of_the_server(start_server, tmp_path, wait_until):
     """The port stays, the server is another one: what waits is answered by it."""
     settings = {"components": JOB_COMPONENT, "workers": 1, "jobs_folder": str(tmp_path / "jobs")}
     first = start_server(**settings)
@@ -139,6 +139,8 @@ def test_waiting_outlasts_a_restart_of_the_server(start_server, tmp_path):
     with Component.from_url(first.url) as component:
         blocker = component.submit("apply", {"x": [1.0], "action": "stuck"})
         waiting = component.submit("apply", {"x": [5.0]})
+        # Otherwise the next server runs it, and its only worker is not free again.
+        wait_until(lambda: blocker.status == "running")
         first.process.kill()
         first.process.wait()
         start_server(**settings, port=port)
