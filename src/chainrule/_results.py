@@ -201,8 +201,8 @@ def _image(field: np.ndarray, name: str) -> str:
         _png(_colour_table()[np.clip(255 * share, 0, 255).astype(int)])
     ).decode()
     return (
-        f'<img alt="image of {escape(name)}" width="{_WIDTH}" height="{height}" '
-        f'style="image-rendering:pixelated" src="data:image/png;base64,{data}">'
+        f'<img alt="image of {escape(name)}" src="data:image/png;base64,{data}" '
+        f'style="width:{_WIDTH}px;height:{height}px;image-rendering:pixelated">'
     )
 
 

@@ -14,11 +14,11 @@ class Layer(BaseModel):
 
 
 class InputSchema(BaseModel):
-    x: Differentiable[Array[("n",), Float64]] = Field(default_factory=lambda: np.array([2.0, 3.0]))
+    x: Differentiable[Array[("n",), Float64, "kg"]] = Field(default_factory=lambda: np.array([2.0, 3.0]))
     factors: dict[str, float] = Field(default_factory=lambda: {"a": 1.5, "b": 1.2})
     layer: Layer = Field(default_factory=lambda: Layer(thickness=1.0))
     layers: dict[str, Layer] = {"outer": Layer(), "inner": Layer()}
-    optional: Array[(None, None), Float64] | None = None
+    optional: Array[(None, None), Float64, "m"] | None = None
     offset: float = Field(0.0, ge=0, le=10)
     other: float = Field(0.0, ge=0)
     rows: int = 3

@@ -467,6 +467,9 @@ def defaults(open_page, url):
 def test_defaults_of_the_author_are_left_to_him(defaults):
     """(2 + 3) · 1.5 · 1.2 = 9, which is what `chainrule apply` gives without inputs."""
     assert defaults.get_by_text("author's default").count() == 3
+    for name, tags in (("x", ["kg", "∂"]), ("optional", ["m"])):
+        head = defaults.locator(".field-head", has=defaults.get_by_text(name, exact=True))
+        assert head.locator(".unit, .tag").all_inner_texts() == tags
     run(defaults)
     assert shown(defaults, "y") == pytest.approx(9.0)
     defaults.get_by_role("tab", name="Derivatives").click()

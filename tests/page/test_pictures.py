@@ -10,6 +10,7 @@ import pytest
 import chainrule
 from chainrule import view
 from chainrule._jaxpr import enable_x64
+from chainrule._results import Result
 
 SIZES = [(1280, "light"), (390, "dark")]
 
@@ -147,3 +148,12 @@ def test_pictures_in_a_notebook_are_framed_by_nbconvert(look, tmp_path, serve_fo
             arg=[title, high],
         )
     assert is_within(page)
+
+
+def test_a_tall_array_of_a_result_stays_small_in_a_notebook(open_page, tmp_path, serve_folder):
+    """Notebooks have `height: auto` for images, which is stronger than the attribute."""
+    shown = Result({"points": np.arange(98.0).reshape(49, 2)})._repr_html_()
+    style = "<style>img { max-width: 100%; height: auto }</style>"
+    (tmp_path / "index.html").write_text(f"<!doctype html>{style}{shown}")
+    box = open_page(serve_folder(tmp_path)).get_by_role("img").bounding_box()
+    assert (box["width"], box["height"]) == (120, 96)

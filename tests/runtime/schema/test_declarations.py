@@ -49,6 +49,12 @@ def test_a_shape_needs_a_shape_and_a_dtype(key):
     assert caught.value.code == "bad_array_type"
 
 
+def test_a_differentiable_python_number_is_told_how_to_write_it():
+    with pytest.raises(DefinitionError, match=r"Write Differentiable\[Float64\] for a number") as caught:
+        Differentiable[float]
+    assert caught.value.code == "bad_array_type"
+
+
 def test_equal_declarations_are_one_type():
     assert Array[(3,), Float64] is Array[(3,), "float64"]
     assert Array[(3,), Float64] is not Differentiable[Array[(3,), Float64]]

@@ -161,8 +161,9 @@ class Differentiable:
     def __class_getitem__(cls, annotation: Any) -> type[Array]:
         if not is_array_type(annotation):
             raise DefinitionError(
-                f"Only arrays can be differentiable, found {annotation!r}. Put Differentiable inside "
-                "containers, around the array: list[Differentiable[Array[(3,), Float64]]].",
+                f"Only arrays can be differentiable, found {annotation!r}. Write "
+                "Differentiable[Float64] for a number, with its limits in Field(ge=…, le=…), and put "
+                "Differentiable inside containers: list[Differentiable[Array[(3,), Float64]]].",
                 code="bad_array_type",
             )
         return array_type(annotation.spec.with_differentiable())

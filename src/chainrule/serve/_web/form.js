@@ -282,11 +282,7 @@ class ArrayField extends Field {
     super(schema, node, label, start, spoken);
     const facts = schema.classify(node);
     this.editor = new ArrayEditor({ ...facts, exampleShape: schema.exampleShape(facts), exampleValue: clamp(1, node) }, isArray(this.start) ? this.start : plain(this.start), this.spoken);
-    const tags = [
-      facts.units && h("span", { class: "unit" }, facts.units),
-      facts.isDifferentiable && h("span", { class: "tag", title: "differentiable" }, "∂"),
-      this.editor.isGuess && h("span", { class: "muted small" }, "no default: an example"),
-    ].filter(Boolean);
+    const tags = [...arrayTags(facts), ...(this.editor.isGuess ? [h("span", { class: "muted small" }, "no default: an example")] : [])];
     const isScalar = facts.shape?.length === 0;
     this.frame(this.editor.element, { type: describeArray(facts), tags, target: this.editor.id, isCompact: isScalar });
     const scalar = isScalar && this.editor.element.querySelector("input[type=text]");
@@ -309,6 +305,11 @@ class ArrayField extends Field {
     if (!isComplex(array)) this.checkBounds(array.data);
     return array;
   }
+}
+
+/** The units of an array, and whether it is differentiable. */
+function arrayTags({ units, isDifferentiable }) {
+  return [units && h("span", { class: "unit" }, units), isDifferentiable && h("span", { class: "tag", title: "differentiable" }, "∂")].filter(Boolean);
 }
 
 class NumberField extends Field {
@@ -445,7 +446,7 @@ class TickedField extends Field {
     this.box = h("input", { id: this.id, type: "checkbox", checked: isSet, on: { change: () => this.#sync() } });
     this.otherwise = h("span", { class: "muted small" }, otherwise);
     const toggle = h("div", { class: "row" }, this.otherwise, h("label", { class: "inline" }, this.box, " give a value"));
-    this.frame(h("div", { class: "optional" }, toggle, this.inner.element), { type });
+    this.frame(h("div", { class: "optional" }, toggle, this.inner.element), { type, tags: arrayTags(this.schema.classify(item)) });
     this.#sync();
   }
 
