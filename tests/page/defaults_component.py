@@ -14,7 +14,9 @@ class Layer(BaseModel):
 
 
 class InputSchema(BaseModel):
-    x: Differentiable[Array[("n",), Float64, "kg"]] = Field(default_factory=lambda: np.array([2.0, 3.0]))
+    x: Differentiable[Array[("n",), Float64, "kg"]] = Field(
+        default_factory=lambda: np.array([2.0, 3.0])
+    )
     factors: dict[str, float] = Field(default_factory=lambda: {"a": 1.5, "b": 1.2})
     layer: Layer = Field(default_factory=lambda: Layer(thickness=1.0))
     layers: dict[str, Layer] = {"outer": Layer(), "inner": Layer()}

@@ -50,7 +50,9 @@ def test_a_shape_needs_a_shape_and_a_dtype(key):
 
 
 def test_a_differentiable_python_number_is_told_how_to_write_it():
-    with pytest.raises(DefinitionError, match=r"Write Differentiable\[Float64\] for a number") as caught:
+    with pytest.raises(
+        DefinitionError, match=r"Write Differentiable\[Float64\] for a number"
+    ) as caught:
         Differentiable[float]
     assert caught.value.code == "bad_array_type"
 
