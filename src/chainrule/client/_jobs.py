@@ -7,12 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import ChainruleError, TransportError
+from chainrule._notebooks import display_in_cell
 from chainrule._progress import listening
 from chainrule._visible import visible
 from chainrule.client._transport import Ticket
+
+if TYPE_CHECKING:
+    from rich.progress import Task
 
 Show = bool | Callable[[float, str], Any]
 """Whether a progress bar is shown, or what is called with fraction and message in its place."""
@@ -208,29 +213,37 @@ class Bar:
         progress: of rich.
         label: what it is about.
         total: how far there is to go; `None` while that is unknown.
+        draw: called after every change.
     """
 
-    def __init__(self, progress: Any, label: str, total: float | None) -> None:
+    def __init__(
+        self, progress: Any, label: str, total: float | None, draw: Callable[[], object]
+    ) -> None:
         self._progress = progress
+        self._draw = draw
         self._task = progress.add_task(label, total=total, message="")
 
     def move_to(self, fraction: float, message: str) -> None:
         """Show a fraction of the whole."""
         self._progress.update(self._task, total=1.0, completed=fraction, message=visible(message))
+        self._draw()
 
     def advance(self) -> None:
         """One more is done."""
         self._progress.advance(self._task)
+        self._draw()
 
     def fill(self) -> None:
         """Everything is done, also if the total was unknown."""
         task = self._progress.tasks[0]
         total = task.total or task.completed or 1.0
         self._progress.update(self._task, total=total, completed=total)
+        self._draw()
 
     def say(self, word: str) -> None:
         """Show how it ended."""
         self._progress.update(self._task, message=word)
+        self._draw()
 
 
 @contextmanager
@@ -246,15 +259,27 @@ def job_bar(label: str, total: float | None = None) -> Iterator[Bar]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[message]}", style="dim", markup=False),
     )
-    # Without ipywidgets, rich shows no bar in a notebook; as text it shows the bar at the end.
-    with Progress(*columns, console=Console(stderr=True, force_jupyter=False)) as progress:
-        bar = Bar(progress, label, total)
+    # A saved notebook keeps every step of a bar in text, so a notebook shows HTML. The widgets of rich are
+    # not always installed.
+    put = display_in_cell("")
+    console = Console(stderr=True, force_jupyter=False)
+    with Progress(*columns, console=console, disable=put is not None) as progress:
+        draw = (lambda: None) if put is None else (lambda: put(_as_html(progress.tasks[0])))
+        bar = Bar(progress, label, total, draw)
         try:
             yield bar
         except BaseException as error:
             bar.say(_word_for(error))
             raise
         bar.fill()
+
+
+def _as_html(task: Task) -> str:
+    value = f' value="{task.completed}" max="{task.total}"' if task.total else ""
+    share = f"{task.percentage:.0f} %" if task.total else ""
+    words = (task.description, share, f"{task.elapsed or 0:.0f} s", task.fields["message"])
+    name = f'aria-label="{escape(task.description)}"'
+    return f"<progress {name}{value}></progress> {escape(' · '.join(filter(None, words)))}"
 
 
 def _word_for(error: BaseException) -> str:

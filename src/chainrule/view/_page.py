@@ -5,8 +5,6 @@ The page's policy lets it load nothing from elsewhere: no file, no font, no addr
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -44,22 +42,6 @@ def frame_of(address: str, title: str, height: int) -> str:
         f'<iframe src="{escape(address)}" title="{escape(title)}" '
         f'style="width:100%;height:{height}px;border:0"></iframe>'
     )
-
-
-def display_in_cell(html: str) -> Callable[[str], object] | None:
-    """Show HTML in the cell of a notebook that runs now, if one does; what puts other HTML in its place."""
-    module = sys.modules.get("IPython")  # a notebook has imported it
-    shell = None if module is None else module.get_ipython()
-    if shell is None:
-        return None
-    from IPython.display import display
-    from IPython.terminal.interactiveshell import TerminalInteractiveShell
-
-    if isinstance(shell, TerminalInteractiveShell):
-        return None
-
-    shown = display({"text/html": html}, raw=True, display_id=True)
-    return lambda later: shown.update({"text/html": later}, raw=True)
 
 
 def cell(document: str, title: str, height: int) -> str:

@@ -23,9 +23,10 @@ from typing import Any
 from rich.console import Console
 
 from chainrule._errors import InputError
+from chainrule._notebooks import display_in_cell
 from chainrule._trees import iterate_leaves
 from chainrule.view._arrays import Arrays, as_numbers, norm, reduced
-from chainrule.view._page import cell, display_in_cell, frame_of, page, to_json
+from chainrule.view._page import cell, frame_of, page, to_json
 
 _log = logging.getLogger(__name__)
 
