@@ -339,7 +339,7 @@ def test_inspect_shows_every_leaf_as_a_scientist_writes_it(run, tmp_path):
         "from pydantic import BaseModel, Field\n"
         "from chainrule.runtime import Array, Differentiable, Float32, Float64\n"
         "class Section(BaseModel):\n"
-        "    width: Differentiable[Float64] = Field(description='of the beam')\n"
+        "    width: Differentiable[Float64] = Field(description='of the beam', gt=0)\n"
         "@chainrule.component\n"
         "def nested(section: Section, parts: list[Array[('n', 3), Float32]], k: int | str = 3) -> float:\n"
         "    return 1.0\n"
@@ -352,6 +352,10 @@ def test_inspect_shows_every_leaf_as_a_scientist_writes_it(run, tmp_path):
     }
     assert facts["inputs"]["section.width"]["description"] == "of the beam"
     assert [field["required"] for field in facts["inputs"].values()] == [True, True, False]
+    assert facts["inputs"]["section.width"]["bounds"] == "> 0"
+    assert facts["inputs"]["k"]["default"] == 3
+    table = run("inspect", "nested.py")[1].decode()
+    assert all(said in table for said in ("of the beam", "> 0", "default 3"))
     assert b"nested is fine" in run("check", "nested.py")[1]
 
 

@@ -17,6 +17,8 @@ from chainrule.runtime.internal import Document
 if TYPE_CHECKING:  # only `diff` needs the client
     from chainrule.client.internal import Change
 
+# Characters of a default that a table still shows.
+_LONG = 40
 _PARTS = {"inputs": "Apply_InputSchema", "outputs": "Apply_OutputSchema"}
 
 
@@ -109,13 +111,20 @@ def _as_tables(facts: dict[str, Any]) -> Any:
     parts = [make_table(facts["name"], ("", ""), rows)]
     for side in ("inputs", "outputs"):
         fields = [
-            (name, field["type"], "yes" if field["required"] else "no", field["description"])
+            (name, field["type"], "yes" if field["required"] else "no", _about(field))
             for name, field in facts[side].items()
         ]
         parts.append(make_table(side, ("field", "type", "required", "description"), fields))
     endpoints = list(facts["endpoints"].items())
     parts.append(make_table("endpoints", ("endpoint", "available"), endpoints))
     return Group(*parts)
+
+
+def _about(field: Mapping[str, Any]) -> str:
+    """What the author says about a field, its bounds, and its default where that is short."""
+    default = "" if field["default"] is None else f"default {json.dumps(field['default'])}"
+    said = (field["description"], field["bounds"], default if len(default) <= _LONG else "")
+    return "\n".join(filter(None, said))
 
 
 def _facts(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,6 +164,8 @@ def _fields(
             "type": marked,
             "required": field.is_required,
             "description": field.description,
+            "bounds": None if field.bounds is None else str(field.bounds),
+            "default": field.default,
         }
     return found
 
