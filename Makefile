@@ -68,7 +68,7 @@ demo: $(DEMO_STAMP)  ## Run a gradient through several programs; leaves a plot a
 
 # By file: the blocks of a docs page share a namespace, and what one test compiled serves the next.
 test: $(STAMP) $(NEXT_STAMP) $(OLDEST_STAMP)  ## Run all tests
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15
 
 # On a machine with a GPU, with its own Python: what that lacks is in .device-packages, made by
 # scripts/device_packages.sh where a package index can be reached.
