@@ -50,6 +50,8 @@ _MIN_BYTES = 1 << 16
 _MAP_STEP = 1 << 20
 # Idle segments of a caller beyond this are closed, and memory for answers beyond this is not used again.
 _MAX_IDLE_BYTES = 256 << 20
+# Each idle segment holds a descriptor, of which a process may have a thousand.
+_MAX_IDLE = 16
 # Smaller answers are copied into memory of malloc, which keeps such memory itself.
 _MIN_ANSWER_BYTES = 1 << 20
 # Of a process: those that were not used for the longest time go first. Each needs two descriptors.
@@ -321,7 +323,10 @@ class SegmentPool:
             self._pid, self._idle, self._returned = os.getpid(), [], deque()
         while self._returned:
             self._idle.append(self._returned.popleft())
-        while sum(segment.size for segment in self._idle) > _MAX_IDLE_BYTES:
+        while (
+            len(self._idle) > _MAX_IDLE
+            or sum(segment.size for segment in self._idle) > _MAX_IDLE_BYTES
+        ):
             self._idle.pop(0).close()
         return self._idle
 
