@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
@@ -197,7 +198,7 @@ def run_with_taps(traced: Traced, tag: str, tap: Tap) -> tuple[list[Any], list[E
         values = operands[: len(eqn.outvars)]
         if not sowing.is_reported:
             return values, []
-        if are_many or any(value.size > _SMALL for value in values):
+        if are_many or any(math.prod(var.aval.shape) > _SMALL for var in eqn.outvars):
             values = fence(values)
         return values, [tap(_without(sowing, directions), values)]
 
