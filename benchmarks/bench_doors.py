@@ -127,6 +127,7 @@ def _small_requests(ours: str, theirs: str, empty: str) -> list[Row]:
     ]  # fmt: skip
 
 
+STEPS = 200
 CALLERS = 8
 BUSY = """
 from chainrule.runtime import Differentiable, Float64, component
@@ -411,7 +412,7 @@ def _fmu(folder: str) -> list[Row]:
     x, dx = (ctypes.c_double * 3)(), (ctypes.c_double * 3)()
     x_view = np.ctypeslib.as_array(x)
 
-    def by_hand() -> Any:
+    def by_hand(states: Any = states) -> Any:
         x_view[:] = states
         fmu.setTime(0.0)
         fmu.setContinuousStates(x, 3)
@@ -435,6 +436,7 @@ def _fmu(folder: str) -> list[Row]:
     rows = [Row("FMU step, in a loop", seconds["loop"], seconds["floor"], against, 1.5, note=note)]
     note = "with validation of all inputs and outputs, which FMPy's calls do not have"
     rows.append(Row("FMU step", seconds["call"], seconds["floor"], against, 1.5, note=note))
+    rows.append(_fmu_under_jit(step, by_hand, states))
     whole = from_fmu(path, method="rk4", step_size=0.001)
     times = {"times": np.array([0.0, 1.0])}
     seconds = interleaved(
@@ -451,6 +453,40 @@ def _fmu(folder: str) -> list[Row]:
     claim = "FMU, 4000 evaluations in a simulation"
     rows.append(Row(claim, seconds["us"], seconds["peer"], "FMPy's Euler loop (peer)", 1.5))
     return rows
+
+
+def _fmu_under_jit(step: Any, by_hand: Callable[[Any], Any], states: Any) -> Row:
+    """One evaluation of the equations in an integrator of JAX, of 200 in one compiled loop."""
+    import jax
+    import jax.numpy as jnp
+
+    from chainrule import apply_component
+
+    with jax.enable_x64(True):
+        vector, number = (jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((3,), ()))
+
+        def on_host(x: Any) -> Any:
+            rates, outputs = by_hand(np.asarray(x))
+            return rates, np.array(outputs[:3]), np.array(outputs[3])
+
+        def ours(x: Any) -> Any:
+            found = apply_component(step, {"time": 0.0, "states": {"x": x}, "inputs": {"u": 1.0}})
+            return found["derivatives"]["x"]
+
+        def theirs(x: Any) -> Any:
+            return jax.pure_callback(on_host, (vector, vector, number), x)[0]
+
+        def euler(rates: Callable[[Any], Any]) -> Callable[[], Any]:
+            compiled = jax.jit(
+                lambda x: jax.lax.fori_loop(0, STEPS, lambda _, x: x + 1e-3 * rates(x), x)
+            )
+            return lambda: compiled(states).block_until_ready()
+
+        seconds = interleaved({"us": euler(ours), "peer": euler(theirs)})
+    against = "FMPy's own calls in a jax.pure_callback"
+    note = f"each of {STEPS} steps of Euler's method in one compiled program"
+    claim = "FMU step, in an integrator of JAX"
+    return Row(claim, seconds["us"] / STEPS, seconds["peer"] / STEPS, against, 1.5, note=note)
 
 
 def _onnx(folder: str) -> list[Row]:

@@ -1,5 +1,8 @@
 """What an array field accepts, what comes out, and the reason when it is refused."""
 
+import pickle
+from ctypes import c_double
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -393,6 +396,16 @@ def test_the_type_object_is_the_declared_one_whatever_the_platform_calls_it():
     swapped = accept(Array[(2,), Float64], np.array([1.0, 2.0], ">f8"))
     assert swapped.dtype is np.dtype("float64")
     assert swapped.tolist() == [1.0, 2.0]
+
+
+def test_arrays_whose_dtype_is_an_object_of_its_own_are_accepted_as_they_are():
+    for array in (pickle.loads(pickle.dumps(np.ones(2))), np.ctypeslib.as_array((c_double * 2)())):
+        assert array.dtype is not np.dtype("float64")
+        assert accept(Array[(2,), Float64], array).tolist() == array.tolist()
+        with pytest.raises(ValidationError, match=r"f64\[2\]"):
+            accept(Array[(3,), Float64], array)
+        with pytest.raises(ValidationError, match="int64"):
+            accept(Array[(2,), Int64], array)
 
 
 def test_an_unfit_union_names_each_member_and_its_reason():

@@ -340,6 +340,8 @@ def total(variables: Iterable[Variable]) -> int:
 def joined(variables: Sequence[Variable], values: Mapping[str, Any]) -> np.ndarray:
     """Values by field as one vector."""
     parts = [values[variable.field] for variable in variables]
+    if len(parts) == 1:  # most FMUs have their states in one array, or one state
+        return np.array(parts[0], float).ravel()
     return np.concatenate(parts, axis=None, dtype=float) if parts else np.zeros(0)
 
 

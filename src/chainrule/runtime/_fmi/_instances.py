@@ -15,7 +15,7 @@ import ctypes
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -31,11 +31,12 @@ _log = logging.getLogger(__name__)
 _loading = threading.Lock()
 """FMPy changes the working directory of the process while it loads a library."""
 _LEVELS = (logging.DEBUG, logging.WARNING, logging.WARNING, logging.ERROR, logging.ERROR)
-_FATAL = 4
+_WARNING, _FATAL = 1, 4
 _MOST_ITERATIONS = 100
 
 
 T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class Instances(Generic[T]):
@@ -62,9 +63,12 @@ class Instances(Generic[T]):
         # Held for a whole call: such a library has one instance for all callers.
         self._turn: Any = threading.Lock() if is_single else contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def use(self) -> Iterator[T]:
-        """What was made of an instance that nothing else uses meanwhile.
+    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """What a function computes with an instance that nothing else uses meanwhile.
+
+        Args:
+            function: takes what was made of the instance, and the arguments.
+            arguments: of the function.
 
         Raises:
             ComponentError: the FMU says that a call failed (`fmu_failed`).
@@ -77,7 +81,7 @@ class Instances(Generic[T]):
                 instance = self._make()
                 used = self._wrap(instance)
             try:
-                yield used
+                result = function(used, *arguments)
             except self._call_error as error:
                 # After a fatal error FMI allows no further call, that which frees the instance included.
                 if error.status < _FATAL:
@@ -87,6 +91,7 @@ class Instances(Generic[T]):
                 instance.close()
                 raise
             self._free.append((instance, used))
+            return result
 
     def _make(self) -> Instance:
         path = self.description.path
@@ -157,8 +162,10 @@ class Instance:
     """
 
     def __init__(self, description: Description, interface: Interface, folder: str) -> None:
+        from fmpy.fmi1 import FMICallException
         from fmpy.simulation import instantiate_fmu
 
+        self._call_error = FMICallException
         self.description = description
         self.interface = interface
         self.messages: list[str] = []
@@ -170,6 +177,21 @@ class Instance:
         self.outputs = self.access(description.outputs)
         self.start_values = self.access(description.settable_states)
         self._is_fresh = True
+
+    def function(self, name: str, *arguments: Any) -> Callable[..., None]:
+        """A function of FMI such as `SetTime`, with its first arguments after the instance.
+
+        It is called in the library itself: FMPy's own method would take as long again.
+        """
+        name = f"fmi{self.description.version}{name}"
+        call = partial(getattr(self.fmu.dll, name), self.fmu.component, *arguments)
+
+        def checked(*more: Any) -> None:
+            status = call(*more)
+            if status > _WARNING:
+                raise self._call_error(name, status)
+
+        return checked
 
     def access(self, variables: Sequence[Variable]) -> Access:
         """Some variables, to be read or written together."""
@@ -271,15 +293,14 @@ class _Group:
     def __init__(self, instance: Instance, kind: str, variables: Sequence[Variable]) -> None:
         from fmpy import fmi3
 
-        fmu, version = instance.fmu, instance.description.version
+        version = instance.description.version
         c_type: Any = _C_TYPES_2[kind] if version == 2 else getattr(fmi3, f"fmi3{kind}")
         self._values = (c_type * total(variables))()
         references = (ctypes.c_uint * len(variables))(*(v.reference for v in variables))
         counts = (len(self._values),) if version == 3 else ()
-        arguments = (fmu.component, references, len(variables), self._values, *counts)
+        arguments = (references, len(variables), self._values, *counts)
         self._get, self._set = (
-            partial(getattr(fmu, f"fmi{version}{verb}{kind}"), *arguments)
-            for verb in ("Get", "Set")
+            instance.function(f"{verb}{kind}", *arguments) for verb in ("Get", "Set")
         )
         self._texts = [v.field for v in variables if v.is_text]
         # The part of the memory that each variable has, in its shape.

@@ -23,6 +23,7 @@ from chainrule.runtime._fmi._instances import Event, Instance
 
 # Of central differences, relative to a parameter: errors of rounding and of truncation are alike.
 _STEP = float(np.cbrt(np.finfo(float).eps))
+_NUMPY = (np.ndarray, np.generic)
 
 
 class Point(NamedTuple):
@@ -59,6 +60,16 @@ class Rates:
         self._x_view, self._dx_view = (np.ctypeslib.as_array(v) for v in (self._x, self._dx))
         self._dx_parts = split(self._description.states, self._dx_view)
         self.has_events = self._description.indicators > 0
+        is_2 = self._description.version == 2
+        self._set_time = instance.function("SetTime")
+        self._set_states, self._get_states, self._get_derivatives = (
+            instance.function(name, vector, self._size) if self._size else _nothing
+            for name, vector in (
+                ("SetContinuousStates", self._x),
+                ("GetContinuousStates", self._x),
+                ("GetDerivatives" if is_2 else "GetContinuousStateDerivatives", self._dx),
+            )
+        )
 
     def start(self, point: Point) -> Event:
         """Begin a simulation at a point."""
@@ -81,34 +92,26 @@ class Rates:
     def move_to(self, point: Point) -> None:
         """Set time, states and inputs; parameters stay as they are."""
         self._point = None
-        self._fmu.setTime(point.time)
-        if self._size:
-            self._x_view[:] = point.states
-            self._fmu.setContinuousStates(self._x, self._size)
+        self._set_time(point.time)
+        self._x_view[:] = point.states
+        self._set_states()
         self._instance.inputs.write(point.inputs)
         self._point = point
 
     def states(self) -> np.ndarray:
         """The states of the instance."""
-        if self._size:
-            self._fmu.getContinuousStates(self._x, self._size)
+        self._get_states()
         return self._x_view.copy()
 
     def derivatives(self) -> np.ndarray:
         """x' at the point where the instance is."""
-        self._read_derivatives()
+        self._get_derivatives()
         return self._dx_view.copy()
 
     def derivatives_by_field(self) -> dict[str, np.ndarray]:
         """The same by the fields of the states."""
-        self._read_derivatives()
+        self._get_derivatives()
         return {field: part.copy() for field, part in self._dx_parts.items()}
-
-    def _read_derivatives(self) -> None:
-        if self._size:
-            is_2 = self._description.version == 2
-            get = self._fmu.getDerivatives if is_2 else self._fmu.getContinuousStateDerivatives
-            get(self._dx, self._size)
 
     def failure(self, reason: str, code: str) -> ComponentError:
         """The error that the FMU causes without a failing call."""
@@ -213,6 +216,13 @@ class Rates:
         return np.concatenate([np.ravel(found[v.reference]) for v in of]).astype(float)
 
 
+def _nothing() -> None:
+    """What there is to do for a model without states."""
+
+
 def _key(values: Mapping[str, Any]) -> list[bytes]:
     """Equal for equal values."""
-    return [np.asarray(value).tobytes() for value in values.values()]
+    return [
+        value.tobytes() if isinstance(value, _NUMPY) else np.asarray(value).tobytes()
+        for value in values.values()
+    ]

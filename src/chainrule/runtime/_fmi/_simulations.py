@@ -159,23 +159,27 @@ class CoSimulation(Simulation):
 
     def apply(self, inputs: Any) -> dict[str, Any]:
         """Simulate."""
-        times, table = self.read(inputs)
-        wanted, records = set(times.tolist()), []
-        with self._instances.use() as instance:
-            time = float(times[0])
-            values = table.at(time, table.interval(time))
-            instance.start(time, vars(inputs.parameters), vars(inputs.start), values)
-            records.append(instance.outputs.read())
-            for stop in _stops(times, table).tolist():
-                for begin, length in self._steps(time, stop, float(times[0])):
-                    instance.inputs.write(table.at(begin, table.interval(begin)))
-                    instance.do_step(begin, length)
-                    progress((begin - times[0]) / (times[-1] - times[0]), "simulating")
-                time = stop
-                instance.inputs.write(table.at(time, table.interval(time)))
-                if time in wanted:
-                    records.append(instance.outputs.read())
+        records = self._instances.call(self._simulated, inputs, *self.read(inputs))
         return {"outputs": _stacked(records, self.description.outputs)}
+
+    def _simulated(
+        self, instance: Instance, inputs: Any, times: np.ndarray, table: Table
+    ) -> list[dict[str, Any]]:
+        """The outputs at each output time."""
+        wanted, time = set(times.tolist()), float(times[0])
+        values = table.at(time, table.interval(time))
+        instance.start(time, vars(inputs.parameters), vars(inputs.start), values)
+        records = [instance.outputs.read()]
+        for stop in _stops(times, table).tolist():
+            for begin, length in self._steps(time, stop, float(times[0])):
+                instance.inputs.write(table.at(begin, table.interval(begin)))
+                instance.do_step(begin, length)
+                progress((begin - times[0]) / (times[-1] - times[0]), "simulating")
+            time = stop
+            instance.inputs.write(table.at(time, table.interval(time)))
+            if time in wanted:
+                records.append(instance.outputs.read())
+        return records
 
     def _steps(self, begin: float, end: float, origin: float) -> Iterator[tuple[float, float]]:
         """Time and length of each step to the next stop."""
@@ -240,10 +244,7 @@ class ExchangeSimulation(Simulation):
 
     def apply(self, inputs: Any) -> dict[str, Any]:
         """Simulate."""
-        times, table = self.read(inputs)
-        with self._instances.use() as rates:
-            run = _Run(self, rates, inputs, times, table)
-            run.simulate()
+        run = self._instances.call(self._simulated, inputs, *self.read(inputs))
         states = split(self.description.states, np.stack([r.states for r in run.records]))
         return {"outputs": _stacked(run.outputs, self.description.outputs), "states": states}
 
@@ -251,22 +252,29 @@ class ExchangeSimulation(Simulation):
         self, inputs: Any, jvp_inputs: Any, jvp_outputs: Any, tangent_vector: Any
     ) -> dict[str, Any]:
         """Tangents of the steps that a simulation makes."""
-        times, table = self.read(inputs)
-        with self._instances.use() as rates:
-            run = _Run(self, rates, inputs, times, table)
-            run.simulate()
-            found = _Derivative(run, jvp_inputs).forward(tangent_vector)
+
+        def compute(rates: Rates, *schedule: Any) -> dict[str, Any]:
+            run = self._simulated(rates, inputs, *schedule)
+            return _Derivative(run, jvp_inputs).forward(tangent_vector)
+
+        found = self._instances.call(compute, *self.read(inputs))
         return {path: found[path] for path in jvp_outputs}
 
     def vector_jacobian_product(
         self, inputs: Any, vjp_inputs: Any, vjp_outputs: Any, cotangent_vector: Any
     ) -> dict[str, Any]:
         """Cotangents of the steps that a simulation makes, in reverse."""
-        times, table = self.read(inputs)
-        with self._instances.use() as rates:
-            run = _Run(self, rates, inputs, times, table)
-            run.simulate()
+
+        def compute(rates: Rates, *schedule: Any) -> dict[str, Any]:
+            run = self._simulated(rates, inputs, *schedule)
             return _Derivative(run, vjp_inputs).backward(cotangent_vector)
+
+        return self._instances.call(compute, *self.read(inputs))
+
+    def _simulated(self, rates: Rates, inputs: Any, times: np.ndarray, table: Table) -> _Run:
+        run = _Run(self, rates, inputs, times, table)
+        run.simulate()
+        return run
 
 
 class _Run:

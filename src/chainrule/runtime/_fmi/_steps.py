@@ -7,7 +7,7 @@ that it does not depend on what was called before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -81,36 +81,28 @@ class ExchangeStep:
 
     def apply(self, inputs: Any) -> dict[str, Any]:
         """x' and y."""
-        with self._instances.use() as rates:
-            rates.go_to(self._point(inputs))
-            return {"derivatives": rates.derivatives_by_field(), "outputs": rates.outputs()}
+        return self._instances.call(_evaluated, self._point(inputs))
 
     def jacobian_vector_product(
         self, inputs: Any, jvp_inputs: Any, jvp_outputs: Any, tangent_vector: Any
     ) -> dict[str, Any]:
         """By the FMU's directional derivatives."""
         by, of = _chosen(self._knowns, jvp_inputs), _chosen(self._unknowns, jvp_outputs)
-        with self._instances.use() as rates:
-            rates.go_to(self._point(inputs))
-            found = rates.forward([*of.values()], [*by.values()], _flat(by, tangent_vector))
-        return _shaped(of, found)
+        return _shaped(of, self._product(Rates.forward, inputs, of, by, _flat(by, tangent_vector)))
 
     def vector_jacobian_product(
         self, inputs: Any, vjp_inputs: Any, vjp_outputs: Any, cotangent_vector: Any
     ) -> dict[str, Any]:
         """By the FMU's adjoint derivatives."""
         by, of = _chosen(self._knowns, vjp_inputs), _chosen(self._unknowns, vjp_outputs)
-        with self._instances.use() as rates:
-            rates.go_to(self._point(inputs))
-            found = rates.backward([*of.values()], [*by.values()], _flat(of, cotangent_vector))
-        return _shaped(by, found)
+        return _shaped(
+            by, self._product(Rates.backward, inputs, of, by, _flat(of, cotangent_vector))
+        )
 
     def jacobian(self, inputs: Any, jac_inputs: Any, jac_outputs: Any) -> dict[str, Any]:
         """By one directional derivative for each element of the inputs."""
         by, of = _chosen(self._knowns, jac_inputs), _chosen(self._unknowns, jac_outputs)
-        with self._instances.use() as rates:
-            rates.go_to(self._point(inputs))
-            found = rates.jacobian([*of.values()], [*by.values()])
+        found = self._product(Rates.jacobian, inputs, of, by)
         rows = np.split(found, np.cumsum([v.size for v in of.values()])[:-1])
         return {
             o: {
@@ -120,9 +112,30 @@ class ExchangeStep:
             for o, row in zip(of, rows, strict=True)
         }
 
+    def _product(
+        self,
+        product: Callable[..., np.ndarray],
+        inputs: Any,
+        of: Mapping[str, Variable],
+        by: Mapping[str, Variable],
+        *vector: np.ndarray,
+    ) -> np.ndarray:
+        """The Jacobian of some unknowns by some knowns at a point, or its product with a vector."""
+
+        def compute(rates: Rates, point: Point) -> np.ndarray:
+            rates.go_to(point)
+            return product(rates, [*of.values()], [*by.values()], *vector)
+
+        return self._instances.call(compute, self._point(inputs))
+
     def _point(self, inputs: Any) -> Point:
         states = joined(self._description.states, vars(inputs.states))
         return Point(float(inputs.time), states, vars(inputs.inputs), vars(inputs.parameters))
+
+
+def _evaluated(rates: Rates, point: Point) -> dict[str, Any]:
+    rates.go_to(point)
+    return {"derivatives": rates.derivatives_by_field(), "outputs": rates.outputs()}
 
 
 def _by_path(**groups: Iterable[Variable]) -> dict[str, Variable]:
@@ -178,17 +191,19 @@ class CoSimulationStep:
 
     def apply(self, inputs: Any) -> dict[str, Any]:
         """Make a step."""
+        return self._instances.call(self._step, inputs)
+
+    def _step(self, instance: Instance, inputs: Any) -> dict[str, Any]:
         time, given = float(inputs.time), vars(inputs.inputs)
-        with self._instances.use() as instance:
-            if inputs.state is None:
-                starts = {v.field: v.start for v in self._description.settable_states}
-                instance.start(time, vars(inputs.parameters), starts, given)
-            else:
-                instance.restore(inputs.state)
-                instance.inputs.write(given)
-            instance.do_step(time, float(inputs.step))
-            return {
-                "time": time + float(inputs.step),
-                "outputs": instance.outputs.read(),
-                "state": instance.saved(),
-            }
+        if inputs.state is None:
+            starts = {v.field: v.start for v in self._description.settable_states}
+            instance.start(time, vars(inputs.parameters), starts, given)
+        else:
+            instance.restore(inputs.state)
+            instance.inputs.write(given)
+        instance.do_step(time, float(inputs.step))
+        return {
+            "time": time + float(inputs.step),
+            "outputs": instance.outputs.read(),
+            "state": instance.saved(),
+        }

@@ -86,6 +86,7 @@ def with_bounds(validate: Validator, bounds: Bounds | None) -> Validator:
 
 def _scalar_validator(spec: ArraySpec, exact: bool) -> Validator:
     dtype = None if spec.dtype is None else numpy_dtype(spec.dtype)
+    is_declared = _same_dtype(dtype)
     scalar_type = None if dtype is None else dtype.type
 
     def validate(value: Any, info: ValidationInfo) -> Any:
@@ -94,7 +95,7 @@ def _scalar_validator(spec: ArraySpec, exact: bool) -> Validator:
             return value
         if kind is float and scalar_type is np.float64:
             return np.float64(value)
-        if kind is np.ndarray and value.dtype is dtype and not value.shape:
+        if kind is np.ndarray and not value.shape and is_declared(value.dtype):
             return value[()]
         return _validate_slowly(spec, dtype, value, info.context or _NO_CONTEXT, exact)
 
@@ -103,12 +104,13 @@ def _scalar_validator(spec: ArraySpec, exact: bool) -> Validator:
 
 def _array_validator(spec: ArraySpec, exact: bool) -> Validator:
     dtype = None if spec.dtype is None else numpy_dtype(spec.dtype)
+    is_declared = _same_dtype(dtype)
     rank = None if spec.shape is None else len(spec.shape)
     fixed = tuple((axis, size) for axis, size in enumerate(spec.shape or ()) if size is not None)
     ndarray = np.ndarray
 
     def validate(value: Any, info: ValidationInfo) -> Any:
-        if type(value) is ndarray and value.dtype is dtype and value.ndim == rank:
+        if type(value) is ndarray and value.ndim == rank and is_declared(value.dtype):
             shape = value.shape
             for axis, size in fixed:
                 if shape[axis] != size:
@@ -121,6 +123,18 @@ def _array_validator(spec: ArraySpec, exact: bool) -> Validator:
         return _validate_slowly(spec, dtype, value, info.context or _NO_CONTEXT, exact)
 
     return validate
+
+
+def _same_dtype(dtype: np.dtype[Any] | None) -> Callable[[np.dtype[Any]], bool]:
+    """Whether an array needs no cast to a dtype.
+
+    Dtypes of unpickled arrays and of views of ctypes are objects of their own. `long` and `long long` are
+    equal dtypes with different scalar types, so the number of the type is compared.
+    """
+    if dtype is None:
+        return lambda found: False
+    number = dtype.num
+    return lambda found: found is dtype or (found.num == number and found.isnative)
 
 
 def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
