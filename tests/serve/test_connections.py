@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
 from pathlib import Path
 
 import pytest
+import uvloop
+
+from chainrule.serve._connections import QuietTransport
 
 TOKEN = "a-token-of-the-tests"
 
@@ -119,6 +123,40 @@ def test_several_requests_in_one_packet(served):
         found = [json.loads(caller.receive()[2])["y"]["data"]["buffer"] for _ in range(6)]
         assert found == [[2.0], *([2.0 * number] for number in range(1, 6))]
         assert caller.ask(requests[4][30:]) == [10.0]
+
+
+def test_an_answer_is_one_packet(served):
+    with Caller(served) as caller:
+        for number in range(1, 6):
+            caller.send(b"".join(request(float(number))))
+            packet = caller._more()
+            assert packet.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert json.loads(packet.partition(b"\r\n\r\n")[2])["y"]["data"]["buffer"] == [
+                2.0 * number
+            ]
+
+
+@pytest.mark.parametrize("run", [uvloop.run, asyncio.run])
+def test_what_is_written_arrives_in_its_order_and_before_the_end(run):
+    pieces = [bytes([k % 256]) * size for k, size in enumerate([1, 7, 100_000, 5] * 3 + [3] * 100)]
+
+    class Writer(asyncio.Protocol):
+        def connection_made(self, transport):
+            quiet = QuietTransport(transport, asyncio.get_running_loop())
+            for piece in pieces:
+                quiet.write(piece)
+            quiet.close()
+            quiet.write(b"too late")
+
+    async def read_all() -> bytes:
+        server = await asyncio.get_running_loop().create_server(Writer, "127.0.0.1", 0)
+        async with server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+            received = await reader.read()
+            writer.close()
+            return received
+
+    assert run(read_all()) == b"".join(pieces)
 
 
 def test_a_request_that_is_like_the_last_one_only_at_first(served):

@@ -383,7 +383,13 @@ def test_answers_that_nobody_waits_for_are_not_written():
         def write(self, data):
             raise RuntimeError("unable to perform operation; the handler is closed")
 
-    QuietTransport(LeftTransport()).write(b"HTTP/1.1 200 OK")
+    async def write() -> None:
+        transport = QuietTransport(LeftTransport(), asyncio.get_running_loop())
+        transport.write(b"HTTP/1.1 200 OK")
+        await asyncio.sleep(0)
+        transport.write(bytes(100_000))
+
+    asyncio.run(write())
 
 
 def is_closed(connection):

@@ -183,6 +183,8 @@ _TIMEOUT_RESPONSE = _refusal("408 Request Timeout")
 _HEAD_TOO_LARGE_RESPONSE = _refusal("431 Request Header Fields Too Large")
 # Far above what callers and proxies send; it is kept in memory, and put together piece by piece.
 _MAX_HEAD_BYTES = 1 << 16
+# Bytes of a write that waits for others, and how many wait.
+_MAX_SMALL, _MOST_SMALL = 1 << 14, 16
 # Requests that a caller may send before it has the answers to those before.
 _MAX_PIPELINED = 100
 _BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
@@ -215,23 +217,51 @@ class RequestLimit:
 
 
 class QuietTransport:
-    """A transport that drops what is written for a caller that has left.
+    """A transport that drops what is written for a caller that has left, and sends small writes together.
 
-    uvloop raises an error there, and uvicorn logs a traceback for each: a caller that sends requests and
-    leaves could fill the disk.
+    uvloop raises an error for a caller that has left, and uvicorn logs a traceback for each: a caller that
+    sends requests and leaves could fill the disk.
+
+    uvicorn writes the head of an answer and its body one after the other, and uvloop makes a packet of each.
+    Small writes wait here until the current step of the event loop ends: most answers are one packet.
 
     Args:
         transport: the loop's.
+        loop: the event loop.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
+        self._loop = loop
+        self._small: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: Any) -> None:
         """Write, unless the connection is closed or about to be."""
+        if len(data) > _MAX_SMALL:
+            self._send_small()
+            self._send(data)
+            return
+        if not self._small:
+            self._loop.call_soon(self._send_small)
+        self._small.append(data)
+        if len(self._small) == _MOST_SMALL:
+            self._send_small()
+
+    def close(self) -> None:
+        """Close the connection after what has been written."""
+        self._send_small()
+        self._transport.close()
+
+    def _send_small(self) -> None:
+        if self._small:
+            data = b"".join(self._small)
+            self._small.clear()
+            self._send(data)
+
+    def _send(self, data: Any) -> None:
         if not self._transport.is_closing():
             self._transport.write(data)
 
@@ -276,7 +306,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(QuietTransport(transport))  # type: ignore[arg-type]
+        super().connection_made(QuietTransport(transport, self.loop))  # type: ignore[arg-type]
         self._expect_head()
         self.connection_limit.thin_out(self.connections)  # type: ignore[arg-type]
 
