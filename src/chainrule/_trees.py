@@ -110,6 +110,12 @@ def _is_model(node: Any) -> bool:
     return hasattr(type(node), "model_fields") and not isinstance(node, type)
 
 
+def _is_root_model(node: Any) -> bool:
+    # `issubclass(type(node), pydantic.RootModel)`, in what pydantic documents of its classes: paths and trees
+    # serve commands that never import pydantic.
+    return getattr(type(node), "__pydantic_root_model__", False)
+
+
 @lru_cache(maxsize=1024)  # asking takes longer than copying a small array
 def _is_container(kind: type) -> bool:
     """Whether nodes of a class have children."""
@@ -129,7 +135,7 @@ def _children(node: Any) -> Iterator[tuple[Segment, Any]] | None:
     if isinstance(node, Mapping):
         return ((_key_segment(key), value) for key, value in node.items())
     if _is_model(node):
-        if getattr(type(node), "__pydantic_root_model__", False):
+        if _is_root_model(node):
             return _children(node.root)
         return ((name, getattr(node, name)) for name in _field_names(node))
     if _is_namedtuple(node):
@@ -139,14 +145,14 @@ def _children(node: Any) -> Iterator[tuple[Segment, Any]] | None:
 
 def _field_names(model: Any) -> tuple[str, ...]:
     """The fields of a model, and those that it holds beyond its declaration (`extra="allow"`)."""
-    return (*type(model).model_fields, *(getattr(model, "__pydantic_extra__", None) or ()))
+    return (*type(model).model_fields, *(model.model_extra or ()))
 
 
 def open_model(node: Any) -> Any:
     """A model as what it holds: a dictionary of its fields, or its root; any other node as it is."""
     if not _is_model(node):
         return node
-    if getattr(type(node), "__pydantic_root_model__", False):
+    if _is_root_model(node):
         return open_model(node.root)
     return {name: getattr(node, name) for name in _field_names(node)}
 
@@ -217,7 +223,7 @@ def get_at_path(tree: Any, path: str) -> Any:
 def _step(node: Any, segment: Segment) -> Any:
     if isinstance(node, Mapping):
         return node[_mapping_key(node, segment)]
-    if getattr(type(node), "__pydantic_root_model__", False):
+    if _is_root_model(node):
         return _step(node.root, segment)
     if isinstance(segment, int):
         if isinstance(node, Sequence) and not isinstance(node, (str, bytes)):
@@ -327,7 +333,7 @@ def _with_parts(node: Any, parts: dict[Segment, Any]) -> Any:
     if isinstance(node, Mapping):
         return _with_items(node, {_own_key(node, segment): part for segment, part in parts.items()})
     if _is_model(node):
-        if getattr(type(node), "__pydantic_root_model__", False):
+        if _is_root_model(node):
             return node.model_copy(update={"root": _with_parts(node.root, parts)})
         return node.model_copy(update=parts)
     if _is_namedtuple(node):

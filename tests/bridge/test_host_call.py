@@ -19,7 +19,7 @@ from jax.experimental import io_callback
 from jax.experimental.serialize_executable import serialize
 
 from chainrule import apply_component, component_errors, from_callable
-from chainrule._jaxpr import _call_frame
+from chainrule._jaxpr import call_frame
 from chainrule._lru_cache import LRUCache
 from chainrule.bridge import _host
 from chainrule.errors import CapabilityError, ComponentError
@@ -55,22 +55,22 @@ def test_the_layouts_are_those_of_the_header():
     assert (attributes["attrs"], attributes_size) == (40, 48)
     spans = {"XLA_FFI_Args": 40, "XLA_FFI_Rets": 40, "XLA_FFI_Attrs": 48}
     frame, _ = offsets("XLA_FFI_CallFrame", spans)
-    assert frame["extension_start"] == _call_frame.FRAME_EXTENSION
-    assert (frame["api"], frame["stage"]) == (_call_frame.FRAME_API, _call_frame.FRAME_STAGE)
-    assert frame["args"] + arguments["args"] == _call_frame.FRAME_OPERANDS
-    assert frame["rets"] + arguments["args"] == _call_frame.FRAME_RESULTS
-    assert frame["attrs"] + attributes["attrs"] == _call_frame.FRAME_ATTRIBUTES
-    assert _call_frame.CALL_FRAME.size == frame["attrs"] + 48
+    assert frame["extension_start"] == call_frame.FRAME_EXTENSION
+    assert (frame["api"], frame["stage"]) == (call_frame.FRAME_API, call_frame.FRAME_STAGE)
+    assert frame["args"] + arguments["args"] == call_frame.FRAME_OPERANDS
+    assert frame["rets"] + arguments["args"] == call_frame.FRAME_RESULTS
+    assert frame["attrs"] + attributes["attrs"] == call_frame.FRAME_ATTRIBUTES
+    assert call_frame.CALL_FRAME.size == frame["attrs"] + 48
     buffer, _ = offsets("XLA_FFI_Buffer", {})
-    assert buffer["data"] == _call_frame.BUFFER_DATA
-    assert buffer["rank"] == _call_frame.BUFFER_RANK
-    assert buffer["dims"] == _call_frame.BUFFER_DIMENSIONS
+    assert buffer["data"] == call_frame.BUFFER_DATA
+    assert buffer["rank"] == call_frame.BUFFER_RANK
+    assert buffer["dims"] == call_frame.BUFFER_DIMENSIONS
     scalar, _ = offsets("XLA_FFI_Scalar", {})
-    assert scalar["value"] == _call_frame.SCALAR_VALUE
+    assert scalar["value"] == call_frame.SCALAR_VALUE
     api, _ = offsets("XLA_FFI_Api", {"XLA_FFI_Api_Version": 24})
-    assert (api["api_version"], api["internal_api"] + 8) == (16, _call_frame.API_HEADER.size)
+    assert (api["api_version"], api["internal_api"] + 8) == (16, call_frame.API_HEADER.size)
     error, size = offsets("XLA_FFI_Error_Create_Args", {})
-    assert (error["message"], error["errc"], _call_frame.ERROR_CREATE.size) == (16, 24, size)
+    assert (error["message"], error["errc"], call_frame.ERROR_CREATE.size) == (16, 24, size)
     assert re.search(r"API_MAJOR (\d+)", header)[1] == "0"
 
 

@@ -20,7 +20,7 @@ Modules, in reading order
     _sets                one set of numbers per element of an array
     _derivative_pattern  where a Jacobian can be non-zero, proved from the program
     _meshes              arrays and calls that are divided over devices
-    _call_frame          the layout of XLA's call frame
+    call_frame           the layout of XLA's call frame
     _host_call           calls of the host out of compiled programs
     _device_call         calls that are handed the memory of a GPU
     _overlapping         independent calls of the host that run at the same time
@@ -31,21 +31,7 @@ Invariant: nothing outside this package imports `jax._src` or a name that differ
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
 
-from chainrule._jaxpr._call_frame import (
-    BUFFER_DATA,
-    BUFFER_DIMENSIONS,
-    BUFFER_RANK,
-    EXTENSION_KIND,
-    EXTENSION_METADATA,
-    FRAME_EXTENSION,
-    FRAME_OPERANDS,
-    FRAME_RESULTS,
-    FRAME_STAGE,
-    METADATA_EXTENSION,
-    METADATA_VERSION,
-    STAGE_EXECUTE,
-    ffi_version,
-)
+from chainrule._jaxpr import call_frame
 from chainrule._jaxpr._derivative_pattern import derivative_pattern
 from chainrule._jaxpr._device_call import (
     hands_over_device_memory,
@@ -132,26 +118,14 @@ from chainrule._jaxpr._programs import (
 from chainrule._jaxpr._rewrite import Rewriter
 
 __all__ = [
-    "BUFFER_DATA",
-    "BUFFER_DIMENSIONS",
-    "BUFFER_RANK",
     "CALLBACKS",
     "CALLS",
-    "EXTENSION_KIND",
-    "EXTENSION_METADATA",
     "FENCE",
     "FOLDS",
-    "FRAME_EXTENSION",
-    "FRAME_OPERANDS",
-    "FRAME_RESULTS",
-    "FRAME_STAGE",
-    "METADATA_EXTENSION",
-    "METADATA_VERSION",
     "MOVES",
     "NOT_TRACEABLE",
     "NO_TRACE",
     "ORDERED_EFFECT",
-    "STAGE_EXECUTE",
     "ClosedJaxpr",
     "Dependence",
     "DropVar",
@@ -174,6 +148,7 @@ __all__ = [
     "as_type",
     "aval_of",
     "bind_equation",
+    "call_frame",
     "call_sites",
     "capture_context",
     "close_program",
@@ -187,7 +162,6 @@ __all__ = [
     "equations_inside",
     "evaluate",
     "fence",
-    "ffi_version",
     "hands_over_device_memory",
     "has_mesh_in_type",
     "hidden_batch_size",

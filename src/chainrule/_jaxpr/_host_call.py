@@ -1,6 +1,6 @@
 """Calls of the host out of compiled programs: an XLA FFI handler in Python, JAX's own callback elsewhere.
 
-The handler is a `ctypes` callback: it reads the call frame (`_call_frame`), makes NumPy views of the operand
+The handler is a `ctypes` callback: it reads the call frame (`call_frame`), makes NumPy views of the operand
 and result buffers and calls the host function that the call's one attribute, a number, stands for. `_problem`
 compares sizes and version before the first field is trusted. `jax.pure_callback` does the same through
 several layers of copies and conversions, at about eight times the cost of a small call. `lower_host_call`
@@ -40,7 +40,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from chainrule._errors import CapabilityError
-from chainrule._jaxpr._call_frame import (
+from chainrule._jaxpr.call_frame import (
     API_HEADER,
     BUFFER_DATA,
     CALL_FRAME,

@@ -35,9 +35,10 @@ from typing import Any
 
 from chainrule._jaxpr import JaxprEqn, Var
 from chainrule.elimination._blocks import product_structure, sum_structure
-from chainrule.elimination._eliminate import Algebra, Step, eliminate
+from chainrule.elimination._eliminate import Algebra, eliminate
 from chainrule.elimination._graph import Edges, Graph, whole_graph
 from chainrule.elimination._rules import real_shape
+from chainrule.elimination._search import OrderStep
 from chainrule.elimination._structure import Axis, Structure, Term, structure_of
 
 
@@ -302,7 +303,7 @@ class _Counted:
     kept: KeptEdge
 
 
-def count_operations(graph: Graph, order: Iterable[Step]) -> OperationCounts:
+def count_operations(graph: Graph, order: Iterable[OrderStep]) -> OperationCounts:
     """What eliminating the vertices in order costs."""
     counts = OperationCounts()
 
@@ -323,7 +324,7 @@ def count_operations(graph: Graph, order: Iterable[Step]) -> OperationCounts:
 
     algebra = Algebra(multiply, add, lambda edge: edge.structure.is_zero)
 
-    def observed() -> Iterable[Step]:
+    def observed() -> Iterable[OrderStep]:
         for step in order:
             before = counts.multiplications
             yield step
@@ -339,7 +340,7 @@ def count_operations(graph: Graph, order: Iterable[Step]) -> OperationCounts:
     return counts
 
 
-def published_counts(graph: Graph, order: str | Sequence[Step]) -> OperationCounts:
+def published_counts(graph: Graph, order: str | Sequence[OrderStep]) -> OperationCounts:
     """What the counter behind the published numbers says.
 
     Args:

@@ -20,10 +20,8 @@ from chainrule.elimination._blocks import Block, add, multiply, product_structur
 from chainrule.elimination._graph import Edges, Graph
 from chainrule.elimination._rules import LocalJacobian, real_shape
 from chainrule.elimination._rules._elementwise import diagonal_structure
+from chainrule.elimination._search import OrderStep
 from chainrule.elimination._structure import Structure, zero_structure
-
-Step = int | tuple[int, int]
-"""A vertex, or the edge between a vertex and another vertex or input."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ VALUES = Algebra(multiply, add, lambda block: block.structure.is_zero)
 
 
 def eliminate(
-    graph: Graph, edges: Edges, order: Iterable[Step], algebra: Algebra = VALUES
+    graph: Graph, edges: Edges, order: Iterable[OrderStep], algebra: Algebra = VALUES
 ) -> dict[Var, dict[Var, Any]]:
     """The edges that are left, output → input → block, after eliminating the vertices in order."""
     elimination = Elimination(graph, edges, algebra)
@@ -66,7 +64,7 @@ class Elimination:
             for operand in row:
                 self.readers.setdefault(operand, {})[result] = None
 
-    def eliminate(self, step: Step) -> None:
+    def eliminate(self, step: OrderStep) -> None:
         """Join the edges into a vertex with those out of it, all of them or those of one neighbour."""
         if isinstance(step, tuple):
             vertex, neighbour = step
@@ -125,7 +123,7 @@ Rule = Callable[[JaxprEqn, list[Any]], Sequence[Any]]
 
 
 def accumulate(
-    graph: Graph, order: Sequence[Step], operands: Sequence[Any]
+    graph: Graph, order: Sequence[OrderStep], operands: Sequence[Any]
 ) -> tuple[list[Any], dict[Place, Block]]:
     """Run a graph's program on operands: its outputs, and the Jacobian block of every pair.
 
@@ -155,7 +153,7 @@ def local_edges(graph: Graph, values: Mapping[Var, Any]) -> Edges:
     return graph.collect(_local_blocks(graph, values), add)
 
 
-def result_structures(graph: Graph, order: Sequence[Step]) -> dict[Place, Structure]:
+def result_structures(graph: Graph, order: Sequence[OrderStep]) -> dict[Place, Structure]:
     """The structure of every block that `accumulate` gives."""
     rows = eliminate(graph, graph.structures, order, STRUCTURES)
     return _by_place(graph, rows, lambda structure: structure)

@@ -12,7 +12,6 @@ import jax
 from chainrule._describe import describe_error
 from chainrule._errors import InputError
 from chainrule._tables import NotedTable
-from chainrule.elimination._eliminate import Step
 from chainrule.elimination._linearize import Traced, as_examples, trace_function
 from chainrule.elimination._methods import (
     Candidate,
@@ -24,6 +23,7 @@ from chainrule.elimination._methods import (
 )
 from chainrule.elimination._native import NativeUnavailableError
 from chainrule.elimination._planning import Plan, make_plan
+from chainrule.elimination._search import OrderStep
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _first_that_works(traced: Traced, ways: Ways) -> tuple[Candidate, dict[str, 
     raise first_error
 
 
-def _way(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> Callable[..., Any]:
+def _way(traced: Traced, order: tuple[OrderStep, ...], candidate: Candidate) -> Callable[..., Any]:
     """The Jacobian as a function of the operands, by a candidate."""
 
     def way(*operands: Any) -> Any:
@@ -173,7 +173,9 @@ def _way(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> Calla
 _MEASURED_S, _MEASURED_CALLS = 0.03, 7
 
 
-def _measured(traced: Traced, order: tuple[Step, ...], candidate: Candidate) -> Candidate | None:
+def _measured(
+    traced: Traced, order: tuple[OrderStep, ...], candidate: Candidate
+) -> Candidate | None:
     """The candidate with the fastest of a few compiled calls.
 
     Unchanged where JAX refuses the method; `None` for a kernel that cannot be made after all.

@@ -19,11 +19,12 @@ from chainrule._jaxpr import ClosedJaxpr, trace
 from chainrule._trees import with_article
 from chainrule.elimination._blocks import Block, entries_of, multiply
 from chainrule.elimination._counting import OperationCounts, count_operations
-from chainrule.elimination._eliminate import Place, Step, accumulate
+from chainrule.elimination._eliminate import Place, accumulate
 from chainrule.elimination._flatten import flatten
 from chainrule.elimination._graph import Graph, build_graph, check_linear
 from chainrule.elimination._result import StructuredJacobian
 from chainrule.elimination._rules import complex_dtype, term_structure
+from chainrule.elimination._search import OrderStep
 from chainrule.elimination._structure import Axis, zero_structure
 
 _is_tracing: ContextVar[bool] = ContextVar("is_tracing", default=False)
@@ -207,7 +208,7 @@ class Linearization:
     value: Any
     aux: Any
     blocks: Any
-    order: tuple[Step, ...]
+    order: tuple[OrderStep, ...]
     graph: Graph = field(repr=False)
 
     @cached_property
@@ -230,7 +231,7 @@ def as_arrays(blocks: Any) -> Any:
     return jax.tree.map(lambda block: block.todense(), blocks, is_leaf=is_block)
 
 
-def linearize_traced(traced: Traced, order: Sequence[Step]) -> Linearization:
+def linearize_traced(traced: Traced, order: Sequence[OrderStep]) -> Linearization:
     """Evaluate a traced function and its Jacobian by elimination in the given order."""
     check_linear(traced.graph)
     outputs, found = accumulate(traced.graph, order, traced.operands)

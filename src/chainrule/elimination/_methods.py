@@ -27,7 +27,6 @@ from chainrule._jaxpr import (
     trace_avals,
 )
 from chainrule.elimination._counting import count_operations
-from chainrule.elimination._eliminate import Step
 from chainrule.elimination._graph import holder_of_a_callback
 from chainrule.elimination._linearize import Traced, is_being_eliminated, linearize_traced
 from chainrule.elimination._native import NativeUnavailableError, may_be_native, native_function
@@ -37,6 +36,7 @@ from chainrule.elimination._planning import (
     plan_and_run,
     why_not_planned,
 )
+from chainrule.elimination._search import OrderStep
 from chainrule.elimination._sweeps import (
     SWEEPS,
     Outcome,
@@ -130,7 +130,7 @@ class Ways:
 
     candidates: tuple[Candidate, ...]
     left_out: Mapping[str, str]
-    order: tuple[Step, ...] = ()
+    order: tuple[OrderStep, ...] = ()
 
 
 def _warn(error: Exception, what: str) -> None:
@@ -180,7 +180,7 @@ class _Planner:
     def __init__(self, traced: Traced, *, compiled: bool, thorough: bool) -> None:
         self.candidates: list[Candidate] = []
         self.left_out: dict[str, str] = {}
-        self.order: tuple[Step, ...] = ()
+        self.order: tuple[OrderStep, ...] = ()
         self._traced, self._graph = traced, traced.graph
         self._compiled, self._thorough = compiled, thorough
         self._offer = _Offer.of(traced)
@@ -307,7 +307,7 @@ class _Planner:
                 )
 
 
-def pays_native(traced: Traced, order: tuple[Step, ...]) -> bool:
+def pays_native(traced: Traced, order: tuple[OrderStep, ...]) -> bool:
     """Whether a native kernel of an elimination is expected to be faster than its XLA program."""
     if not is_being_compiled(traced):
         return False
@@ -420,7 +420,7 @@ def check_backend(backend: str) -> None:
 
 
 def run_method(
-    traced: Traced, order: tuple[Step, ...], method: str, backend: str, *, wants_value: bool
+    traced: Traced, order: tuple[OrderStep, ...], method: str, backend: str, *, wants_value: bool
 ) -> Outcome:
     """The value, the auxiliary result and the dense Jacobian, in one way."""
     if method in SWEEPS:
@@ -464,7 +464,7 @@ def is_about_the_way(error: Exception) -> bool:
     return not isinstance(error, jax.errors.JaxRuntimeError)
 
 
-def run_native(traced: Traced, order: tuple[Step, ...], wants_value: bool) -> Outcome:
+def run_native(traced: Traced, order: tuple[OrderStep, ...], wants_value: bool) -> Outcome:
     """The eliminated program, traced once more without batch axes, as a kernel.
 
     A kernel computes all its outputs, so only what is wanted may be among them.

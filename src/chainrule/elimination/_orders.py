@@ -30,7 +30,7 @@ from chainrule.elimination._counting import (
     kept_product,
     kept_sum,
 )
-from chainrule.elimination._eliminate import Algebra, Elimination, Step
+from chainrule.elimination._eliminate import Algebra, Elimination
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._linearize import as_examples, trace_function
 from chainrule.elimination._objectives import (
@@ -41,7 +41,14 @@ from chainrule.elimination._objectives import (
     quick_order,
     vertices_of,
 )
-from chainrule.elimination._search import Found, PartialGraph, Problem, search, split_edges
+from chainrule.elimination._search import (
+    FoundOrder,
+    OrderStep,
+    PartialGraph,
+    Problem,
+    search,
+    split_edges,
+)
 
 COST_MODEL = 3
 """Raised whenever structures or costs change, so that stored orders are not taken for current ones."""
@@ -88,7 +95,7 @@ class Order:
         seconds: how long that took.
     """
 
-    vertices: tuple[Step, ...]
+    vertices: tuple[OrderStep, ...]
     fingerprint: str
     objective: str = "multiplications"
     cost: int | None = None
@@ -163,7 +170,7 @@ _KINDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def as_step(step: Any) -> Step:
+def as_step(step: Any) -> OrderStep:
     """A vertex number, or the two of an edge, as plain integers.
 
     Raises:
@@ -235,7 +242,7 @@ class _GreedyCosts:
         self._state.eliminate(vertex)
 
 
-def check_order(graph: Graph, order: Iterable[Step]) -> tuple[Step, ...]:
+def check_order(graph: Graph, order: Iterable[OrderStep]) -> tuple[OrderStep, ...]:
     """The order as a tuple, or an error that lists what is wrong with it.
 
     Vertices that need no elimination (dead ones, pure outputs) may be left out or put in. Single edges,
@@ -337,7 +344,7 @@ def find_order(
     limit = budget_s if math.isfinite(budget_s) else None
     with progress_bar("searching", limit, show=progress) as advance:
 
-        def report(best: Found, elapsed: float) -> None:
+        def report(best: FoundOrder, elapsed: float) -> None:
             advance(elapsed, f"best {best.cost}")
 
         found = search(
@@ -373,7 +380,7 @@ def _with_edges(
     order: Order,
     problem: Problem,
     nodes: Sequence[Var],
-    found: Found,
+    found: FoundOrder,
     budget_s: float,
 ) -> Order:
     """The order with single edges where that is cheaper; as it was otherwise."""
@@ -389,7 +396,7 @@ def _with_edges(
 
 def _steps_of(
     graph: Graph, nodes: Sequence[Var], steps: Sequence[int | tuple[int, int]]
-) -> tuple[Step, ...]:
+) -> tuple[OrderStep, ...]:
     """Steps between nodes as steps between vertices."""
     numbers: dict[Var, int] = {var: -k for k, var in enumerate(graph.inputs)}
     numbers |= {node: v for v in graph.partials for node in graph.nodes(v)}
@@ -402,7 +409,7 @@ def _steps_of(
     return tuple(dict.fromkeys(named))
 
 
-def _cost(graph: Graph, vertices: Sequence[Step], objective: str, counted: int) -> int:
+def _cost(graph: Graph, vertices: Sequence[OrderStep], objective: str, counted: int) -> int:
     """Recounted by the counter, where it knows the objective: it does not share code with the search."""
     if objective not in ("multiplications", "nontrivial"):
         return counted
@@ -411,17 +418,17 @@ def _cost(graph: Graph, vertices: Sequence[Step], objective: str, counted: int) 
 
 # --- From what a user says to steps.
 
-OrderLike = str | Sequence[Step] | Order
+OrderLike = str | Sequence[OrderStep] | Order
 """`"auto"`, `"forward"`, `"reverse"`, `"markowitz"`, vertex numbers (pairs of them for edges), an `Order`."""
 
 _MOST_SEARCHED = 2000
 """Larger graphs are not searched."""
 
-_searches: LRUCache[tuple[str, tuple[int, ...]], tuple[Step, ...]] = LRUCache(512)
+_searches: LRUCache[tuple[str, tuple[int, ...]], tuple[OrderStep, ...]] = LRUCache(512)
 """By program and required vertices: which edges there are can depend on constants, such as indices."""
 
 
-def _searched(graph: Graph) -> tuple[Step, ...]:
+def _searched(graph: Graph) -> tuple[OrderStep, ...]:
     """An order with few nontrivial multiplications: the same one in every process."""
     if not _is_worth_a_search(graph):
         return _narrow_side_first(graph)
@@ -441,7 +448,7 @@ def _narrow_side_first(graph: Graph) -> tuple[int, ...]:
     return reverse_order(graph) if is_wide(graph) else forward_order(graph)
 
 
-_NAMED: dict[str, Callable[[Graph], tuple[Step, ...]]] = {
+_NAMED: dict[str, Callable[[Graph], tuple[OrderStep, ...]]] = {
     "auto": _searched,
     "forward": forward_order,
     "fwd": forward_order,
@@ -451,7 +458,7 @@ _NAMED: dict[str, Callable[[Graph], tuple[Step, ...]]] = {
 }
 
 
-def choose_order(graph: Graph, order: OrderLike) -> tuple[Step, ...]:
+def choose_order(graph: Graph, order: OrderLike) -> tuple[OrderStep, ...]:
     """The vertices in the order in which to eliminate them.
 
     Raises:
@@ -471,7 +478,7 @@ def choose_order(graph: Graph, order: OrderLike) -> tuple[Step, ...]:
     return _NAMED[order](graph)
 
 
-def _own_vertices(graph: Graph, order: Order) -> tuple[Step, ...]:
+def _own_vertices(graph: Graph, order: Order) -> tuple[OrderStep, ...]:
     own = fingerprint(graph)
     if order.fingerprint != own:
         raise OrderError(

@@ -22,11 +22,12 @@ import jax
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, equations_inside, outside_call_of, subprograms
 from chainrule.elimination._arithmetic import plan_product, plan_sum
 from chainrule.elimination._blocks import product_structure, sum_structure
-from chainrule.elimination._eliminate import Algebra, Step, eliminate
+from chainrule.elimination._eliminate import Algebra, eliminate
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._rules import real_size
 from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
 from chainrule.elimination._rules._moving import MOVING_RULES
+from chainrule.elimination._search import OrderStep
 from chainrule.elimination._structure import Structure
 
 _WHILE_ITERATIONS = 10
@@ -160,7 +161,7 @@ def sweep_work(graph: Graph, directions: int, *, reverse: bool) -> Work:
     return once + shared + per_direction.times(directions) + held
 
 
-def elimination_work(graph: Graph, order: tuple[Step, ...]) -> Work:
+def elimination_work(graph: Graph, order: tuple[OrderStep, ...]) -> Work:
     """The primal, the local Jacobians, and the products and sums of an order."""
     total = [partials_work(graph)]
 

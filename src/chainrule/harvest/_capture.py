@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Traced:
+class StagedFunction:
     """A traced function.
 
     Attributes:
@@ -76,7 +76,7 @@ def stage(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     watch: Watch | None = None,
-) -> Traced:
+) -> StagedFunction:
     """Trace a function under a watch, beside those that are set already.
 
     Only arrays are traced; numbers and other leaves are what they are, as static arguments have to be.
@@ -94,7 +94,7 @@ def stage(
     with capture_context(current_watch() | (watch or Watch())), jax.disable_jit(False):
         program = trace_avals(flat, [aval_of(operand) for operand in operands])
 
-    return Traced(program, list(operands), result[0].join)
+    return StagedFunction(program, list(operands), result[0].join)
 
 
 def _is_traced(leaf: Any) -> bool:
@@ -103,7 +103,7 @@ def _is_traced(leaf: Any) -> bool:
 
 def stage_capture(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: str
-) -> Traced:
+) -> StagedFunction:
     """Trace a function with all sows of a tag kept, and with the cotangents of all their leaves.
 
     A leaf that does not depend on what is differentiated has no cotangent in the program that JAX makes
@@ -119,7 +119,7 @@ def stage_capture(
     return traced
 
 
-def _trace_kept(trace: Callable[[Watch], Traced], tag: str) -> tuple[Traced, Watch]:
+def _trace_kept(trace: Callable[[Watch], StagedFunction], tag: str) -> tuple[StagedFunction, Watch]:
     """Trace with all sows of a tag kept, if JAX can.
 
     A sow whose cotangent is a symbolic zero keeps what led to it in the program that JAX transposes. Without
@@ -143,8 +143,11 @@ _Frozen = tuple[str, str, int]
 
 
 def _thaw(
-    trace: Callable[[Watch], Traced], traced: Traced, watch: Watch, wanted: list[_Frozen]
-) -> tuple[Traced, Watch]:
+    trace: Callable[[Watch], StagedFunction],
+    traced: StagedFunction,
+    watch: Watch,
+    wanted: list[_Frozen],
+) -> tuple[StagedFunction, Watch]:
     """Trace again with as many sows thawed as possible.
 
     A program may have no derivative with respect to a leaf that was frozen: the leaf enters a
@@ -188,17 +191,18 @@ Tap = Callable[[Sowing, list[Any]], Extra]
 """Makes the extra of one sow from what it says and its operands."""
 
 
-def run_with_taps(traced: Traced, tag: str, tap: Tap) -> tuple[list[Any], list[Extra]]:
+def run_with_taps(traced: StagedFunction, tag: str, tap: Tap) -> tuple[list[Any], list[Extra]]:
     """The outputs of a program, and one extra per sow of a tag, in execution order."""
     directions = _directions(traced.program, tag)
     are_many = sum(sowing.is_reported for sowing in sowings(traced.program, tag)) > _FEW
 
     def claim(eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]) -> Any:
         sowing = sowing_of(eqn)
-        values = operands[: len(eqn.outvars)]
+        outputs: list[Any] = eqn.outvars
+        values = operands[: len(outputs)]
         if not sowing.is_reported:
             return values, []
-        if are_many or any(math.prod(var.aval.shape) > _SMALL for var in eqn.outvars):
+        if are_many or any(math.prod(var.aval.shape) > _SMALL for var in outputs):
             values = fence(values)
         return values, [tap(_without(sowing, directions), values)]
 

@@ -22,7 +22,7 @@ from chainrule._jaxpr import (
 )
 from chainrule._partition import is_array_or_number
 from chainrule.harvest._capture import (
-    Traced,
+    StagedFunction,
     collect,
     compile_rewrite,
     run_with_taps,
@@ -145,7 +145,7 @@ def grad_wrt(
     )
 
 
-def _sown_shapes(traced: Traced, tag: str, names: tuple[str, ...]) -> dict[str, Any]:
+def _sown_shapes(traced: StagedFunction, tag: str, names: tuple[str, ...]) -> dict[str, Any]:
     def found(operands: list[Any]) -> dict[str, Any]:
         _, taps = run_with_taps(
             replace(traced, operands=operands),
@@ -193,7 +193,9 @@ def _add(sowing: Sowing, sown: Any, given: Any) -> Any:
     return sown if given is None else sown + given
 
 
-def _substitute(traced: Traced, tag: str, values: Mapping[str, Any], change: Change) -> list[Any]:
+def _substitute(
+    traced: StagedFunction, tag: str, values: Mapping[str, Any], change: Change
+) -> list[Any]:
     """The outputs of a program with sown values changed."""
 
     def claim(eqn: JaxprEqn, operands: list[Any], loops: tuple[Any, ...]) -> Any:

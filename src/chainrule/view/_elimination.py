@@ -17,11 +17,11 @@ from chainrule.elimination.internal import (
     Elimination,
     Graph,
     OrderLike,
+    OrderStep,
     choose_order,
     count_operations,
     trace_function,
 )
-from chainrule.elimination.internal import Step as OrderStep
 from chainrule.view._division import function_of, leaf_names, stage_of
 from chainrule.view._layout import Layout, lay_out
 from chainrule.view._matrix import matrix

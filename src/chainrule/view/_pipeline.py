@@ -49,7 +49,7 @@ from chainrule.view._graph import (
 from chainrule.view._matrix import matrix
 from chainrule.view._page import cell, page
 from chainrule.view._picture import Box, Drawing, Picture
-from chainrule.view._runs import RESULT, Found, Place, Reads, called, measure_parts
+from chainrule.view._runs import RESULT, Place, Reads, ReadValues, called, measure_parts
 
 _MOST_BOXES = 15  # of parts; more are drawn as a matrix
 _MOST_LINES = 60
@@ -314,7 +314,7 @@ def _assemble(
     fun: Callable[..., Any],
     args: Sequence[Any],
     seconds: Mapping[int, Mapping[str, float]],
-    found: Found,
+    found: ReadValues,
 ) -> Pipeline:
     sections = enumerate(division.sections)
     parts = tuple(_part(section, seconds.get(k, {})) for k, section in sections)
@@ -374,7 +374,7 @@ def _describe_call(eqn: JaxprEqn, section: Section) -> tuple[str, str]:
 
 
 def _links(
-    division: Division, fun: Callable[..., Any], args: Sequence[Any], found: Found
+    division: Division, fun: Callable[..., Any], args: Sequence[Any], found: ReadValues
 ) -> Iterator[Link]:
     jaxpr = division.program.jaxpr
     arguments = _argument_of_leaves(fun, args)

@@ -17,7 +17,7 @@ from chainrule.view._division import Division, Section, function_of
 RESULT = "result"
 Place = tuple[Var, int | str]
 """A variable of the whole program, and the part that reads it, or `"result"`."""
-Found = Mapping[Place, Mapping[str, Any]]
+ReadValues = Mapping[Place, Mapping[str, Any]]
 """`primal` and perhaps `cotangent` of a variable where it is read."""
 
 _TAG = "chainrule.view"
@@ -63,7 +63,7 @@ class Reads:
     def _sown(self, values: Mapping[Var, Any], var: Var, target: int | str) -> Any:
         return sow(values[var], self._names[var, target], tag=_TAG)
 
-    def values(self, found: Found) -> dict[Var, Any]:
+    def values(self, found: ReadValues) -> dict[Var, Any]:
         """Variable → value."""
         return {var: entry["primal"] for (var, _), entry in found.items()}
 

@@ -1,7 +1,7 @@
 """A kernel for this machine's processor, as a function that XLA calls.
 
 `emit_handler` writes the handler in LLVM: from XLA's call frame, whose layout is in
-`chainrule._jaxpr._call_frame`, to the kernel and back. The elements past the last full block of lanes are
+`chainrule._jaxpr.call_frame`, to the kernel and back. The elements past the last full block of lanes are
 computed in scratch memory. A long loop is shared by threads that are started for it and end with it.
 `compile_module` makes machine code, with what the processor and the C library offer. Importing this module
 needs llvmlite.
@@ -21,21 +21,7 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from chainrule._jaxpr import (
-    BUFFER_DATA,
-    BUFFER_DIMENSIONS,
-    BUFFER_RANK,
-    EXTENSION_KIND,
-    EXTENSION_METADATA,
-    FRAME_EXTENSION,
-    FRAME_OPERANDS,
-    FRAME_RESULTS,
-    FRAME_STAGE,
-    METADATA_EXTENSION,
-    METADATA_VERSION,
-    STAGE_EXECUTE,
-    ffi_version,
-)
+from chainrule._jaxpr import call_frame
 from chainrule._processors import processors
 from chainrule.elimination._native._lower import (
     I1,
@@ -74,25 +60,27 @@ def emit_handler(module: ir.Module, kernel: Kernel, *, threads: int) -> None:
     builder = ir.IRBuilder(handler.append_basic_block())
     null = ir.Constant(POINTER, None)
 
-    extension = _field(builder, frame, FRAME_EXTENSION, POINTER)
+    extension = _field(builder, frame, call_frame.FRAME_EXTENSION, POINTER)
     with builder.if_then(builder.icmp_unsigned("!=", extension, null)):
-        kind = _field(builder, extension, EXTENSION_KIND, I32)
-        is_query = builder.icmp_signed("==", kind, ir.Constant(I32, METADATA_EXTENSION))
+        kind = _field(builder, extension, call_frame.EXTENSION_KIND, I32)
+        is_query = builder.icmp_signed("==", kind, ir.Constant(I32, call_frame.METADATA_EXTENSION))
         with builder.if_then(is_query):
-            metadata = _field(builder, extension, EXTENSION_METADATA, POINTER)
-            address = builder.gep(metadata, [ir.Constant(I64, METADATA_VERSION)], source_etype=I8)
-            builder.store(ir.Constant(I64, ffi_version()), address)
+            metadata = _field(builder, extension, call_frame.EXTENSION_METADATA, POINTER)
+            address = builder.gep(
+                metadata, [ir.Constant(I64, call_frame.METADATA_VERSION)], source_etype=I8
+            )
+            builder.store(ir.Constant(I64, call_frame.ffi_version()), address)
             builder.ret(null)
 
-    stage = _field(builder, frame, FRAME_STAGE, I32)
-    executes = builder.icmp_signed("==", stage, ir.Constant(I32, STAGE_EXECUTE))
+    stage = _field(builder, frame, call_frame.FRAME_STAGE, I32)
+    executes = builder.icmp_signed("==", stage, ir.Constant(I32, call_frame.STAGE_EXECUTE))
     with builder.if_then(builder.not_(executes)):
         builder.ret(null)
 
     arguments = _data_pointers(
-        builder, _field(builder, frame, FRAME_OPERANDS, POINTER), kernel.counts[0]
+        builder, _field(builder, frame, call_frame.FRAME_OPERANDS, POINTER), kernel.counts[0]
     )
-    result_buffers = _field(builder, frame, FRAME_RESULTS, POINTER)
+    result_buffers = _field(builder, frame, call_frame.FRAME_RESULTS, POINTER)
     results = _data_pointers(builder, result_buffers, kernel.counts[1])
     size = _element_count(builder, builder.load(result_buffers, typ=POINTER))
     batch = builder.sdiv(size, ir.Constant(I64, kernel.counts[1][0]))
@@ -260,7 +248,9 @@ def _data_pointers(builder: ir.IRBuilder, buffers: Any, counts: Sequence[int]) -
     pointers = []
     for index in range(len(counts)):
         slot = builder.gep(buffers, [ir.Constant(I64, index)], source_etype=POINTER)
-        pointers.append(_field(builder, builder.load(slot, typ=POINTER), BUFFER_DATA, POINTER))
+        pointers.append(
+            _field(builder, builder.load(slot, typ=POINTER), call_frame.BUFFER_DATA, POINTER)
+        )
     return pointers
 
 
@@ -313,8 +303,8 @@ class _Rest:
 
 def _element_count(builder: ir.IRBuilder, buffer: Any) -> Any:
     """The product of a buffer's dimensions."""
-    rank = _field(builder, buffer, BUFFER_RANK, I64)
-    dims = _field(builder, buffer, BUFFER_DIMENSIONS, POINTER)
+    rank = _field(builder, buffer, call_frame.BUFFER_RANK, I64)
+    dims = _field(builder, buffer, call_frame.BUFFER_DIMENSIONS, POINTER)
     product = builder.alloca(I64)
     builder.store(ir.Constant(I64, 1), product)
     with loop(builder, ir.Constant(I64, 0), rank) as axis:

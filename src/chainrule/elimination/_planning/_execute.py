@@ -34,7 +34,7 @@ from chainrule.elimination._eliminate import (
 from chainrule.elimination._graph import Edges
 from chainrule.elimination._planning._prices import Way, is_backwards, name_of_product
 from chainrule.elimination._planning._schedule import needed_steps
-from chainrule.elimination._planning._search import Step
+from chainrule.elimination._planning._search import SiteStep
 from chainrule.elimination._planning._sites import Pipeline, Site, size_of
 from chainrule.elimination._rules import real_shape
 from chainrule.elimination._rules._elementwise import diagonal_structure
@@ -43,7 +43,7 @@ from chainrule.elimination._structure import dense_term, structure_of
 
 def execute(
     pipeline: Pipeline,
-    steps: Sequence[Step],
+    steps: Sequence[SiteStep],
     operands: Sequence[Any],
     *,
     workers: int | None = None,
@@ -279,7 +279,7 @@ class _LinearMaps:
     Opaque ones are linearised by JAX where they are applied, so that this is done once.
     """
 
-    def __init__(self, pipeline: Pipeline, steps: Sequence[Step]) -> None:
+    def __init__(self, pipeline: Pipeline, steps: Sequence[SiteStep]) -> None:
         opaque = (site for site in pipeline.sites if site.products is None)
         self._opaque = {var: site for site in opaque for var in site.result_variables}
         self._ways = {pipeline.sites[step.site].vertex: step.way for step in steps}
@@ -296,7 +296,7 @@ class _LinearMaps:
         self._maps[site.vertex] = found
         return results
 
-    def request(self, step: Step, values: Mapping[Var, Any]) -> _Request:
+    def request(self, step: SiteStep, values: Mapping[Var, Any]) -> _Request:
         """What a step asks, where the value of every variable is known."""
         site = self._pipeline.sites[step.site]
         primals = [read(atom, values) for atom in site.equation.invars]

@@ -30,7 +30,7 @@ from chainrule.elimination._planning._execute import execute
 from chainrule.elimination._planning._prices import GivenPrices, Way, name_of_product
 from chainrule.elimination._planning._schedule import find_shortest, makespan
 from chainrule.elimination._planning._search import (
-    Step,
+    SiteStep,
     alternatives,
     find_steps,
     find_steps_within,
@@ -47,7 +47,7 @@ from chainrule.elimination._sweeps import Outcome
 from chainrule.elimination._work import Work, partials_work
 
 Argnums = int | Sequence[int]
-Objective = Literal["products", "time"]
+PlanObjective = Literal["products", "time"]
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Plan:
         pipeline = find_pipeline(traced.graph)
         self._check_pipeline(pipeline)
         steps = [
-            Step(request.number, request.way, request.cut, request.products, request.price)
+            SiteStep(request.number, request.way, request.cut, request.products, request.price)
             for request in self.requests
         ]
         if not gives_the_jacobian(pipeline.network, steps):
@@ -300,7 +300,7 @@ def plan_jacobian(
     prices: GivenPrices | None = None,
     workers: int | None = None,
     memory_bytes: float | None = None,
-    objective: Objective = "products",
+    objective: PlanObjective = "products",
 ) -> Callable[..., Plan]:
     """The function that plans the Jacobian of a pipeline: what is asked of each of its components.
 
@@ -428,7 +428,7 @@ def make_plan(
     prices: GivenPrices = MappingProxyType({}),
     workers: int | None = None,
     memory_bytes: float | None = None,
-    objective: Objective = "products",
+    objective: PlanObjective = "products",
 ) -> Plan:
     """The plan of a traced pipeline; see `plan_jacobian`."""
     pipeline = find_pipeline(traced.graph, prices, with_memory=memory_bytes is not None)
@@ -484,14 +484,14 @@ def _check_options(workers: Any, memory_bytes: Any, objective: Any) -> None:
             f"`memory_bytes` is a number of bytes, at least 0; found {memory_bytes!r}.",
             code="invalid_option",
         )
-    if objective not in get_args(Objective):
+    if objective not in get_args(PlanObjective):
         raise InputError(
             f"`objective` is 'products' or 'time'; found {objective!r}.", code="invalid_option"
         )
 
 
 def run_steps(
-    traced: Traced, pipeline: Pipeline, steps: Sequence[Step], *, workers: int | None = None
+    traced: Traced, pipeline: Pipeline, steps: Sequence[SiteStep], *, workers: int | None = None
 ) -> Outcome:
     """The value, the auxiliary result and the dense Jacobian of a traced pipeline."""
     value, aux, blocks = run_steps_structured(traced, pipeline, steps, workers=workers)
@@ -499,13 +499,13 @@ def run_steps(
 
 
 def run_steps_structured(
-    traced: Traced, pipeline: Pipeline, steps: Sequence[Step], *, workers: int | None = None
+    traced: Traced, pipeline: Pipeline, steps: Sequence[SiteStep], *, workers: int | None = None
 ) -> Outcome:
     """The same with the blocks as they are."""
     return arrange(traced, *execute(pipeline, steps, traced.operands, workers=workers))
 
 
-def _request(pipeline: Pipeline, step: Step) -> PlannedRequest:
+def _request(pipeline: Pipeline, step: SiteStep) -> PlannedRequest:
     site, prices = pipeline.sites[step.site], pipeline.network.sites[step.site].prices
     variables = [pipeline.variables[node] for node in step.cut]
     return PlannedRequest(

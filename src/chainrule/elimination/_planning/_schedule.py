@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from chainrule.elimination._cuts import as_set, between, members
 from chainrule.elimination._planning._network import Network
-from chainrule.elimination._planning._search import Step, edges_of, memory_of
+from chainrule.elimination._planning._search import SiteStep, edges_of, memory_of
 
 
-def needed_steps(network: Network, steps: Sequence[Step]) -> list[frozenset[int]]:
+def needed_steps(network: Network, steps: Sequence[SiteStep]) -> list[frozenset[int]]:
     """For every step, the positions of those that have to be done before."""
     successors = list(network.successors)
     needed = []
@@ -36,7 +36,7 @@ def needed_steps(network: Network, steps: Sequence[Step]) -> list[frozenset[int]
     return needed
 
 
-def _on_the_way(network: Network, successors: tuple[int, ...], step: Step) -> int:
+def _on_the_way(network: Network, successors: tuple[int, ...], step: SiteStep) -> int:
     """The nodes on paths from a cut to its site, or from a site to its cut; none without a cut."""
     site, cut = network.sites[step.site], as_set(step.cut)
     if step.way not in ("columns", "rows"):
@@ -47,7 +47,7 @@ def _on_the_way(network: Network, successors: tuple[int, ...], step: Step) -> in
     return between(successors, first, last)
 
 
-def makespan(network: Network, steps: Sequence[Step], workers: int) -> float:
+def makespan(network: Network, steps: Sequence[SiteStep], workers: int) -> float:
     """The time after which this many workers have answered everything, at the prices of the sites."""
     needed = needed_steps(network, steps)
     messages = [network.sites[s.site].prices.messages(s.way, s.products) for s in steps]
@@ -68,11 +68,11 @@ def makespan(network: Network, steps: Sequence[Step], workers: int) -> float:
 
 def find_shortest(
     network: Network,
-    candidates: Sequence[Sequence[Step]],
+    candidates: Sequence[Sequence[SiteStep]],
     workers: int,
-    local: Sequence[Step],
+    local: Sequence[SiteStep],
     memory_bytes: float | None = None,
-) -> tuple[Step, ...]:
+) -> tuple[SiteStep, ...]:
     """The steps with the shortest makespan that are found: those of a candidate, changed where that helps.
 
     A site that gives its own Jacobian waits for no other one, and none of the others has to wait longer: what
@@ -86,13 +86,13 @@ def find_shortest(
         memory_bytes: the most that the sites may keep; the first candidate fits.
     """
 
-    def fits(steps: Sequence[Step]) -> bool:
+    def fits(steps: Sequence[SiteStep]) -> bool:
         return memory_bytes is None or memory_of(steps) <= memory_bytes
 
-    def cost(steps: Sequence[Step]) -> tuple[float, float]:
+    def cost(steps: Sequence[SiteStep]) -> tuple[float, float]:
         return makespan(network, steps, workers), sum(step.price for step in steps)
 
-    best: Sequence[Step] = min(filter(fits, candidates), key=cost)
+    best: Sequence[SiteStep] = min(filter(fits, candidates), key=cost)
     for step in local:
         trial = (step, *(each for each in best if each.site != step.site))
         best = trial if fits(trial) and cost(trial) < cost(best) else best

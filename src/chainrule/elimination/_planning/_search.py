@@ -46,7 +46,7 @@ _BEAM = 4
 
 
 @dataclass(frozen=True)
-class Step:
+class SiteStep:
     """What is asked of one site.
 
     Attributes:
@@ -67,7 +67,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSteps:
     """An answer of the search.
 
     Attributes:
@@ -76,7 +76,7 @@ class Found:
         method: what found it.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[SiteStep, ...]
     bound: float
     method: str
 
@@ -91,12 +91,12 @@ class Found:
         return memory_of(self.steps)
 
 
-def memory_of(steps: Iterable[Step]) -> int:
+def memory_of(steps: Iterable[SiteStep]) -> int:
     """Bytes that the sites keep together: all are evaluated before the first one is asked."""
     return sum(step.memory for step in steps)
 
 
-def find_steps(network: Network) -> Found:
+def find_steps(network: Network) -> FoundSteps:
     """The cheapest steps: exactly for chains and small graphs, else the best that were found."""
     chain = _as_chain(network)
     if chain is not None:
@@ -107,14 +107,14 @@ def find_steps(network: Network) -> Found:
         found, method = _beam_search(network, bounds), "beam search"
     steps = min([found, *sweeps(network).values()], key=_price)
     bound = _price(steps) if method == "best-first search" else sum(bounds)
-    return Found(steps, bound, method)
+    return FoundSteps(steps, bound, method)
 
 
-def _price(steps: Sequence[Step]) -> float:
+def _price(steps: Sequence[SiteStep]) -> float:
     return sum(step.price for step in steps)
 
 
-def edges_of(network: Network, step: Step) -> tuple[int, int]:
+def edges_of(network: Network, step: SiteStep) -> tuple[int, int]:
     """The edges that a step adds: from all of the first nodes to all of the second."""
     site = network.sites[step.site]
     starts = step.cut if step.way == "columns" else site.operands
@@ -122,7 +122,7 @@ def edges_of(network: Network, step: Step) -> tuple[int, int]:
     return as_set(starts), as_set(ends)
 
 
-def gives_the_jacobian(network: Network, steps: Sequence[Step]) -> bool:
+def gives_the_jacobian(network: Network, steps: Sequence[SiteStep]) -> bool:
     """Whether steps resolve every site once, in a way that it has, with cuts that separate."""
     if len(steps) != len(network.sites) or {s.site for s in steps} != set(range(len(steps))):
         return False
@@ -137,7 +137,7 @@ def gives_the_jacobian(network: Network, steps: Sequence[Step]) -> bool:
 # --- Plans that need no search.
 
 
-def sweeps(network: Network) -> dict[str, tuple[Step, ...]]:
+def sweeps(network: Network) -> dict[str, tuple[SiteStep, ...]]:
     """JAX's sweeps, without vectors that do not reach a site, and asking every site for its Jacobian."""
     inputs, outputs = as_set(network.inputs), as_set(network.outputs)
     before = reversed_edges(network.through_sites)
@@ -173,13 +173,13 @@ def alternatives(network: Network) -> dict[str, tuple[int, float]]:
     }
 
 
-def own_jacobians(network: Network) -> list[Step]:
+def own_jacobians(network: Network) -> list[SiteStep]:
     """All ways in which sites can be asked for their own Jacobians."""
     steps = (_local_steps(network, k, site) for k, site in enumerate(network.sites))
     return [step for step in itertools.chain.from_iterable(steps) if step.price < math.inf]
 
 
-def _local_steps(network: Network, k: int, site: SiteNodes) -> Iterator[Step]:
+def _local_steps(network: Network, k: int, site: SiteNodes) -> Iterator[SiteStep]:
     """The ways to a site's own Jacobian."""
     columns, rows = network.size_of(site.operands), network.size_of(site.results)
     yield from _whole_steps(network, k, site)
@@ -187,16 +187,16 @@ def _local_steps(network: Network, k: int, site: SiteNodes) -> Iterator[Step]:
     yield _step(k, site, "rows", site.results, rows)
 
 
-def _whole_steps(network: Network, k: int, site: SiteNodes) -> Iterator[Step]:
+def _whole_steps(network: Network, k: int, site: SiteNodes) -> Iterator[SiteStep]:
     """Those that need no cut."""
     columns, rows = network.size_of(site.operands), network.size_of(site.results)
     for way, products in site.prices.whole(columns, rows):
         yield _step(k, site, way, (), products)
 
 
-def _step(number: int, site: SiteNodes, way: Way, cut: tuple[int, ...], products: int) -> Step:
+def _step(number: int, site: SiteNodes, way: Way, cut: tuple[int, ...], products: int) -> SiteStep:
     prices = site.prices
-    return Step(number, way, cut, products, prices.of(way, products), prices.memory(way))
+    return SiteStep(number, way, cut, products, prices.of(way, products), prices.memory(way))
 
 
 # --- Chains, exactly.
@@ -298,7 +298,7 @@ def _as_chain(network: Network) -> list[Cut] | None:
     ]
 
 
-def _search_chain(network: Network, cuts: Sequence[Cut]) -> Found:
+def _search_chain(network: Network, cuts: Sequence[Cut]) -> FoundSteps:
     sizes = [cut.size for cut in cuts]
     price, moves = plan_chain(sizes, [site.prices for site in network.sites])
     steps = []
@@ -308,7 +308,7 @@ def _search_chain(network: Network, cuts: Sequence[Cut]) -> Found:
             steps.append(_step(number, site, way, cuts[place].nodes, sizes[place]))
         else:
             steps += [s for s in _whole_steps(network, number, site) if s.way == way]
-    return Found(tuple(steps), price, "chain recurrence")
+    return FoundSteps(tuple(steps), price, "chain recurrence")
 
 
 # --- Graphs.
@@ -337,7 +337,7 @@ class _State:
 
     network: Network
     successors: tuple[int, ...]
-    steps: Mapping[int, Step] = field(default_factory=dict)
+    steps: Mapping[int, SiteStep] = field(default_factory=dict)
     cuts: Mapping[tuple[int, Way], Cut] = field(default_factory=dict)
 
     @property
@@ -349,7 +349,7 @@ class _State:
         return [k for k in range(len(self.network.sites)) if k not in self.steps]
 
     @property
-    def key(self) -> frozenset[Step]:
+    def key(self) -> frozenset[SiteStep]:
         """The same steps in another order lead to the same edges."""
         return frozenset(self.steps.values())
 
@@ -362,7 +362,7 @@ class _State:
             sinks |= as_set(self.network.sites[k].operands)
         return sources, sinks
 
-    def can_take(self, step: Step) -> bool:
+    def can_take(self, step: SiteStep) -> bool:
         """Whether a site has the way of a step, and the cut separates it from what is not resolved."""
         site = self.network.sites[step.site]
         sizes = self.network.size_of(site.operands), self.network.size_of(site.results)
@@ -377,7 +377,7 @@ class _State:
         without = [0 if cut >> k & 1 else ahead for k, ahead in enumerate(self.successors)]
         return not reached(without, start & ~cut) & end & ~cut
 
-    def options(self) -> tuple[_State, list[Step]]:
+    def options(self) -> tuple[_State, list[SiteStep]]:
         """All steps that can be taken now; and the state with the cuts that were found for them."""
         sites = self.network.sites
         sources, sinks = self.ends
@@ -405,7 +405,7 @@ class _State:
             )
         return cuts[key]
 
-    def after(self, step: Step) -> _State:
+    def after(self, step: SiteStep) -> _State:
         """The state in which one more site is resolved."""
         site = self.network.sites[step.site]
         starts, ends = edges_of(self.network, step)
@@ -423,19 +423,21 @@ class _State:
         return _State(self.network, tuple(successors), {**self.steps, step.site: step}, cuts)
 
 
-def _promising(options: Sequence[Step], bounds: Sequence[float]) -> Sequence[Step]:
+def _promising(options: Sequence[SiteStep], bounds: Sequence[float]) -> Sequence[SiteStep]:
     """The steps to try: one that is at its bound is better than all others."""
     at_bound = [step for step in options if step.price <= bounds[step.site]]
     return at_bound[:1] or options
 
 
-def _best_first(network: Network, bounds: Sequence[float], *, most: int) -> tuple[Step, ...] | None:
+def _best_first(
+    network: Network, bounds: Sequence[float], *, most: int
+) -> tuple[SiteStep, ...] | None:
     """The cheapest steps; `None` if more states than `most` would have to be looked at."""
     ticket = itertools.count()
     start = _State(network, network.successors)
     # At the same bound the state with more steps comes first: it is nearer to the end.
     queue = [(sum(bounds), 0, next(ticket), start)]
-    seen: set[frozenset[Step]] = set()
+    seen: set[frozenset[SiteStep]] = set()
     while queue and len(seen) < most:
         *_, state = heapq.heappop(queue)
         if state.key in seen:
@@ -459,7 +461,7 @@ def _outlook(state: _State, bounds: Sequence[float]) -> float:
     return state.price + sum(bounds[k] for k in state.unresolved)
 
 
-def _beam_search(network: Network, bounds: Sequence[float]) -> tuple[Step, ...]:
+def _beam_search(network: Network, bounds: Sequence[float]) -> tuple[SiteStep, ...]:
     """Good steps: at each depth only the best few states are kept."""
     beam = [_State(network, network.successors)]
     for _ in network.sites:
@@ -481,7 +483,7 @@ _MOST_BRANCHES = 1000
 """Branches, times sites, that are tried before the shortest way to one that fits is taken."""
 
 
-def find_steps_within(network: Network, memory_bytes: float) -> Found:
+def find_steps_within(network: Network, memory_bytes: float) -> FoundSteps:
     """The cheapest steps whose sites keep no more than this many bytes together.
 
     Raises:

@@ -11,10 +11,11 @@ This package does not use JAX: a `Problem` is vertices, edges with a structure n
 
 from chainrule.elimination._search._improve import split_edges
 from chainrule.elimination._search._partial_graph import PartialGraph
-from chainrule.elimination._search._portfolio import Found, quick_search, search
+from chainrule.elimination._search._portfolio import FoundOrder, quick_search, search
 from chainrule.elimination._search._problem import (
     ZERO,
     Algebra,
+    OrderStep,
     Problem,
     ScalarAlgebra,
     lower_bound,
@@ -23,7 +24,8 @@ from chainrule.elimination._search._problem import (
 __all__ = [
     "ZERO",
     "Algebra",
-    "Found",
+    "FoundOrder",
+    "OrderStep",
     "PartialGraph",
     "Problem",
     "ScalarAlgebra",

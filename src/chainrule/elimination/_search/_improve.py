@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from chainrule.elimination._search._partial_graph import EVERY, PartialGraph
-from chainrule.elimination._search._problem import OutOfBudgetError, vertex_bounds
+from chainrule.elimination._search._problem import OrderStep, OutOfBudgetError, vertex_bounds
 
 
 def greedy(graph: PartialGraph, look_ahead: float, noise: float, seed: int) -> list[int]:
@@ -165,13 +165,9 @@ class _Tree:
         return left
 
 
-Step = int | tuple[int, int]
-"""A vertex, or a vertex and the neighbour whose edge is eliminated alone."""
-
-
 def split_edges(
     graph: PartialGraph, order: Sequence[int], *, budget_s: float
-) -> tuple[list[Step], int]:
+) -> tuple[list[OrderStep], int]:
     """An order with single edges put before their vertices while that pays, and its cost.
 
     Eliminating a vertex multiplies all its in-edges with all its out-edges at the same time. Taking one
@@ -182,7 +178,7 @@ def split_edges(
     Hill climbing: walk through the order; at every position try each edge that is there of a vertex that
     is still to come, and keep the first that makes the whole cheaper. A keyboard interrupt ends it early.
     """
-    steps = list[Step](order)
+    steps = list[OrderStep](order)
     with contextlib.suppress(KeyboardInterrupt):
         search = _Splitting(graph, steps, time.perf_counter() + budget_s)
         while search.walk():
@@ -194,7 +190,7 @@ def split_edges(
 class _Splitting:
     """Changes the steps that it is given."""
 
-    def __init__(self, graph: PartialGraph, steps: list[Step], deadline: float) -> None:
+    def __init__(self, graph: PartialGraph, steps: list[OrderStep], deadline: float) -> None:
         self._graph, self._deadline = graph, deadline
         self._steps = steps
         graph.reset()
@@ -227,7 +223,7 @@ class _Splitting:
                 return True
         return False
 
-    def _edges(self, rest: Sequence[Step]) -> Iterator[Step]:
+    def _edges(self, rest: Sequence[OrderStep]) -> Iterator[OrderStep]:
         """Edges whose vertex has others beside it on that side; taking an only one is taking the vertex."""
         for vertex in [step for step in rest if isinstance(step, int)]:
             operands, readers = self._graph.neighbours(vertex)
@@ -238,7 +234,7 @@ class _Splitting:
                 yield from ((vertex, operand) for operand in sorted(operands))
 
 
-def _take(graph: PartialGraph, steps: Sequence[Step]) -> list[int]:
+def _take(graph: PartialGraph, steps: Sequence[OrderStep]) -> list[int]:
     """Carry out steps; what each costs."""
     pairs = [step if isinstance(step, tuple) else (step, EVERY) for step in steps]
     return graph.eliminate_all([v for v, _ in pairs], [end for _, end in pairs])

@@ -60,7 +60,7 @@ _BOUND_S = 0.3
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundOrder:
     """The best order of a search.
 
     Attributes:
@@ -91,8 +91,8 @@ def search(
     budget_s: float,
     seed: int = 0,
     reverse_first: bool = False,
-    on_progress: Callable[[Found, float], None] | None = None,
-) -> Found:
+    on_progress: Callable[[FoundOrder, float], None] | None = None,
+) -> FoundOrder:
     """The cheapest order found within a budget of seconds.
 
     Stops early when the lower bound is met. With the same seed and enough budget the same order is found.
@@ -121,11 +121,11 @@ class _Run:
 
     def __init__(
         self, graph: PartialGraph, budget_s: float, seed: int,
-        on_progress: Callable[[Found, float], None] | None,
+        on_progress: Callable[[FoundOrder, float], None] | None,
     ) -> None:  # fmt: skip
         self.problem, self.graph, self.budget_s = graph.problem, graph, budget_s
         self.bound: int | None = None
-        self.best: Found | None = None
+        self.best: FoundOrder | None = None
         self._seed = seed
         self._began = time.perf_counter()
         self._reported = 0.0
@@ -133,7 +133,7 @@ class _Run:
         self._patience = 0.0
         """How long evaluating one order may take beyond the budget: as long as the first one took."""
 
-    def found(self, *, reverse_first: bool) -> Found:
+    def found(self, *, reverse_first: bool) -> FoundOrder:
         """The best order when the time is up, or the user interrupts."""
         try:
             self.construct(reverse_first=reverse_first)
@@ -164,7 +164,7 @@ class _Run:
         cost = sum(self.graph.order_costs(order))
         if self.best is None or cost < self.best.cost:
             bound = self.bound if cost else 0  # nothing costs less than nothing
-            self.best = Found(tuple(order), cost, bound, method, self.elapsed)
+            self.best = FoundOrder(tuple(order), cost, bound, method, self.elapsed)
         if self._on_progress is not None and self.elapsed - self._reported > 0.1:
             self._reported = self.elapsed
             self._on_progress(self.best, self.elapsed)

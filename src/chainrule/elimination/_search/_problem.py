@@ -14,6 +14,9 @@ from chainrule.elimination._cuts import as_set, minimal_cut, reached
 ZERO = -1
 """The structure of a product that has no entry: no edge comes of it."""
 
+OrderStep = int | tuple[int, int]
+"""A vertex, or the edge between a vertex and another vertex or input, which is eliminated alone."""
+
 
 class OutOfBudgetError(Exception):
     """A search has used its time, or met more structures than it has room for; never leaves this package.

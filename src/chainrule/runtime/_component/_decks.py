@@ -29,7 +29,7 @@ STANDARD_OUTPUT = "stdout"
 
 
 @dataclass(frozen=True)
-class Found:
+class ResultPlace:
     """Where a result is: in a file, or in what the program prints, by a pattern."""
 
     file: str
@@ -46,7 +46,7 @@ class Decks:
     """
 
     templates: Mapping[str, str] = field(default_factory=dict)
-    results: Mapping[str, Found] = field(default_factory=dict)
+    results: Mapping[str, ResultPlace] = field(default_factory=dict)
 
     @classmethod
     def read(cls, templates: Any, results: Any, inputs: Any, outputs: Any) -> Decks:
@@ -104,13 +104,13 @@ class Decks:
         return tree
 
 
-def _found(path: str, where: Any) -> Found:
+def _found(path: str, where: Any) -> ResultPlace:
     if isinstance(where, Mapping) and set(where) <= {"file", "pattern"} and "file" in where:
-        found = Found(**where)
+        found = ResultPlace(**where)
     elif isinstance(where, str):
-        found = Found(where)
+        found = ResultPlace(where)
     elif isinstance(where, (tuple, list)) and len(where) == 2:
-        found = Found(*where)
+        found = ResultPlace(*where)
     else:
         raise DefinitionError(
             f"results: expected a file, or a file and a pattern, for {path!r}; found {where!r}.",
@@ -180,7 +180,7 @@ def _written(value: Any, format: str) -> str:
     return f"{plain:{format}}" if format else str(plain)
 
 
-def _numbers(folder: Path, path: str, where: Found) -> list[float]:
+def _numbers(folder: Path, path: str, where: ResultPlace) -> list[float]:
     file = folder / where.file
     if not file.is_file():
         raise ComponentError(
@@ -206,7 +206,7 @@ def _numbers(folder: Path, path: str, where: Found) -> list[float]:
         ) from error
 
 
-def _shaped(numbers: list[float], shape: Any, path: str, where: Found) -> Any:
+def _shaped(numbers: list[float], shape: Any, path: str, where: ResultPlace) -> Any:
     if shape == ():
         if len(numbers) > 1:
             raise ComponentError(

@@ -59,6 +59,7 @@ from chainrule.runtime._schema import (
 )
 from chainrule.runtime._schema._leaves import (
     DimensionTable,
+    decorators_of,
     enter_sizes,
     is_model_class,
     named_sizes,
@@ -164,11 +165,8 @@ def _validate_output(
 
 
 def _validate(model: type[BaseModel], value: Any, context: Context) -> BaseModel:
-    # What `model_validate` does once it has looked at its arguments, which a small call would notice.
     # Models inside containers are read by their attributes.
-    return model.__pydantic_validator__.validate_python(
-        opened(value), context=context, from_attributes=True, by_name=True
-    )
+    return model.model_validate(opened(value), context=context, from_attributes=True, by_name=True)
 
 
 def _require_model(name: str, schema: Any) -> Any:
@@ -276,14 +274,13 @@ class _Rewriter:
 
 
 def _complete(model: type[BaseModel]) -> Mapping[str, FieldInfo]:
-    if not model.__pydantic_complete__:
-        try:
-            model.model_rebuild()
-        except Exception as error:
-            raise DefinitionError(
-                f"The schema {model.__name__} has annotations that cannot be resolved: {error}",
-                code="bad_schema",
-            ) from error
+    try:
+        model.model_rebuild()  # nothing to do where the model is complete
+    except Exception as error:
+        raise DefinitionError(
+            f"The schema {model.__name__} has annotations that cannot be resolved: {error}",
+            code="bad_schema",
+        ) from error
     return model.model_fields
 
 
@@ -354,7 +351,7 @@ def shows_caller(model: type[BaseModel]) -> bool:
     They are in fields that do not declare them (`Any`, `dict`, extra fields), or the author has a validator
     that runs before ours. Where this is hard to tell the answer is yes.
     """
-    decorators = model.__pydantic_decorators__
+    decorators = decorators_of(model)
     modes = {each.info.mode for each in decorators.field_validators.values()}
     modes |= {each.info.mode for each in decorators.model_validators.values()}
     return (
@@ -391,7 +388,7 @@ def _hides_arrays(annotation: Any) -> bool:
 
 def _is_known_by_types(model: type[BaseModel]) -> bool:
     """Whether a value that has the types of a valid one is valid: no validator of the author's is asked."""
-    decorators = model.__pydantic_decorators__
+    decorators = decorators_of(model)
     return not (
         shows_caller(model)
         or decorators.field_validators

@@ -255,17 +255,10 @@ class _ShapeOf:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.chain_schema(
-            [
-                core_schema.no_info_plain_validator_function(_from_array),
-                handler.generate_schema(ShapeDType),
-                core_schema.no_info_plain_validator_function(cls._fit),
-            ]
+        described = core_schema.no_info_before_validator_function(
+            _from_array, handler.generate_schema(ShapeDType)
         )
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> Any:
-        return handler(ShapeDType.__pydantic_core_schema__)
+        return core_schema.no_info_after_validator_function(cls._fit, described)
 
     @classmethod
     def _fit(cls, value: ShapeDType) -> ShapeDType:

@@ -23,7 +23,14 @@ from types import NoneType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import GroupedMetadata
-from pydantic import AfterValidator, BaseModel, ValidationInfo, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    RootModel,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
@@ -84,7 +91,7 @@ def _walk_model(model: type[BaseModel], prefix: str, parents: tuple[type, ...]) 
                 path=prefix,
             )
         return
-    is_root = getattr(model, "__pydantic_root_model__", False)
+    is_root = issubclass(model, RootModel)
     for name, field in model.model_fields.items():
         segment = "" if is_root else name
         annotation, _ = bounded(field.annotation, field.metadata)
@@ -134,6 +141,15 @@ def is_model_class(annotation: Any) -> bool:
 def is_model(kind: type) -> bool:
     """Whether a type is a pydantic model. Remembered: asking takes longer than reading a small array."""
     return issubclass(kind, BaseModel)
+
+
+def decorators_of(model: type[BaseModel]) -> Any:
+    """The validators and serializers that the author of a model declared in it, by their kinds.
+
+    pydantic names this attribute in the documentation of `BaseModel` and has no function for it. Without it
+    every model would count as one with validators: its inputs would be copied twice, its results dumped.
+    """
+    return model.__pydantic_decorators__
 
 
 def parts_of(annotation: Any) -> list[tuple[str, Any]]:
@@ -244,7 +260,7 @@ def spec_of(annotation: Any) -> ArraySpec | None:
 
 
 DimensionTable = dict[str, tuple[int, str]]
-Found = tuple[str, Any, ArraySpec]
+NamedArray = tuple[str, Any, ArraySpec]
 
 
 def with_dimension_check(model: type[BaseModel]) -> type[BaseModel]:
@@ -316,7 +332,7 @@ def _size_reader(annotation: Any, path: str) -> SizeReader | None:
 def _size_reader_of_model(model: type[BaseModel], path: str) -> SizeReader | None:
     parts = []
     for name, field in model.model_fields.items():
-        inner = path if model.__pydantic_root_model__ else add_segment(path, name)
+        inner = path if issubclass(model, RootModel) else add_segment(path, name)
         enter = _size_reader(field.annotation, inner)
         if enter is not None:
             parts.append((name, enter))
@@ -353,9 +369,9 @@ def enter_sizes(table: DimensionTable, path: str, spec: ArraySpec, shape: Sequen
             raise _problems.dimension_conflict(name, (first_path, first_size), (path, size))
 
 
-def _named_arrays(value: Any, annotation: Any, path: str) -> Iterator[Found]:
+def _named_arrays(value: Any, annotation: Any, path: str) -> Iterator[NamedArray]:
     if isinstance(value, BaseModel) and spec_of(annotation) is None:
-        is_root = type(value).__pydantic_root_model__
+        is_root = isinstance(value, RootModel)
         for name, field in type(value).model_fields.items():
             child_path = path if is_root else add_segment(path, name)
             yield from _named_arrays(getattr(value, name), field.annotation, child_path)

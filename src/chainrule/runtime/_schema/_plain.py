@@ -17,12 +17,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from pydantic_core import to_jsonable_python
 
 from chainrule._trees import is_arraylike
 from chainrule.runtime._schema._array import is_array_type
-from chainrule.runtime._schema._leaves import is_model, is_model_class
+from chainrule.runtime._schema._leaves import decorators_of, is_model, is_model_class
 
 _ATOMS = frozenset((str, int, float, bool, NoneType, np.ndarray))
 # Looked up where a walk meets a child: a call for each would take longer than all else that is done with it.
@@ -48,8 +48,8 @@ def _model_to_plain(model: BaseModel) -> Any:
     kind = type(model)
     if not _is_direct(kind):
         return to_plain(model.model_dump())
-    if kind.__pydantic_root_model__:
-        return to_plain(model.root)  # type: ignore[attr-defined]
+    if isinstance(model, RootModel):
+        return to_plain(model.root)
     return _plain_values(_items(model))
 
 
@@ -61,16 +61,14 @@ def _plain_values(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def _items(model: BaseModel) -> Iterable[tuple[str, Any]]:
     """The fields of a model and those beyond its declaration, by name."""
-    fields, extra, known = model.__dict__, model.__pydantic_extra__, type(model).__pydantic_fields__
-    if len(fields) > len(known):  # cached properties are kept in the same dictionary
-        fields = {name: value for name, value in fields.items() if name in known}
-    return (fields | extra if extra else fields).items()
+    fields = {name: getattr(model, name) for name in type(model).model_fields}
+    return (fields | model.model_extra if model.model_extra else fields).items()
 
 
 @cache
 def _is_direct(model: type[BaseModel]) -> bool:
     """Whether the fields as they stand are the plain tree, with nothing for pydantic to convert."""
-    decorators = model.__pydantic_decorators__
+    decorators = decorators_of(model)
     if decorators.field_serializers or decorators.model_serializers or decorators.computed_fields:
         return False
     return all(
@@ -116,7 +114,7 @@ def dumped(inputs: Any) -> Any:
 @cache
 def _is_dumped_as_it_is(model: type[BaseModel]) -> bool:
     has_other_names = model.model_config.get("serialize_by_alias", False)
-    return _is_direct(model) and not model.__pydantic_root_model__ and not has_other_names
+    return _is_direct(model) and not issubclass(model, RootModel) and not has_other_names
 
 
 def opened(value: Any) -> Any:
@@ -124,7 +122,7 @@ def opened(value: Any) -> Any:
     kind: Any = type(value)
     if not is_model(kind):
         return value
-    if kind.__pydantic_root_model__:
+    if isinstance(value, RootModel):
         return opened(value.root)
     return {
         name: field if type(field) in _PLAIN_LEAVES else opened(field)

@@ -203,7 +203,7 @@ def _zeros(shapes: tuple[Any, Any]) -> Any:
 # --- between processes ---------------------------------------------------------------------------
 
 
-class _Traced(NamedTuple):
+class _ResidualLayout(NamedTuple):
     """A program at some shapes: what it is called between processes, and how its residuals are built."""
 
     name: str
@@ -240,14 +240,14 @@ def _find_shared(store: ResidualStore, program: Selection, arrays: Any) -> tuple
 
 
 @lru_cache(maxsize=256)
-def _trace(program: Selection, types: Types) -> _Traced:
+def _trace(program: Selection, types: Types) -> _ResidualLayout:
     arrays = _shapes(types)
     closed = jax.make_jaxpr(_forward, static_argnums=0)(program, arrays)
     constants = content_name([np.asarray(constant) for constant in closed.consts])
     text = f"{jax.__version__} {constants} {closed.jaxpr}"
     _, shapes, pull = jax.eval_shape(lambda a: _forward(program, a), arrays)
     leaves, structure = jax.tree_util.tree_flatten(pull)
-    return _Traced(
+    return _ResidualLayout(
         hashlib.blake2b(text.encode(), digest_size=20).hexdigest(),
         shapes.value,
         structure,
