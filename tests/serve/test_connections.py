@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from chainrule.serve._connections import QuietTransport
+from chainrule.serve._connections import CallerTransport
 
 TOKEN = "a-token-of-the-tests"
 
@@ -47,7 +48,7 @@ class Caller:
     def send(self, *packets: bytes) -> None:
         for packet in packets:
             self._socket.sendall(packet)
-            time.sleep(0.01)
+            time.sleep(0.01)  # so that packets are not put together on the way
 
     def receive(self) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body of the next answer."""
@@ -74,6 +75,9 @@ class Caller:
     def ask(self, *packets: bytes):
         """The numbers that come back, or the status."""
         self.send(*packets)
+        return self.answer()
+
+    def answer(self):
         status, _, body = self.receive()
         return json.loads(body)["y"]["data"]["buffer"] if status == 200 else status
 
@@ -142,7 +146,7 @@ def test_what_is_written_arrives_in_its_order_and_before_the_end(run):
 
     class Writer(asyncio.Protocol):
         def connection_made(self, transport):
-            quiet = QuietTransport(transport, asyncio.get_running_loop())
+            quiet = CallerTransport(transport, asyncio.get_running_loop())
             for piece in pieces:
                 quiet.write(piece)
             quiet.close()
@@ -157,6 +161,58 @@ def test_what_is_written_arrives_in_its_order_and_before_the_end(run):
             return received
 
     assert run(read_all()) == b"".join(pieces)
+
+
+def test_any_requests_in_any_packets(served):
+    """Bodies with a length, in chunks, none, or not read; whatever is in a packet, each has its answer."""
+    chance = random.Random(25)
+    for _ in range(10):
+        stream, expected = b"", []
+        for number in range(chance.randint(1, 40)):
+            sent, answer = chance.choice(SHAPES)(float(number), chance)
+            stream += sent
+            expected.append(answer)
+        with Caller(served) as caller:
+            while stream:
+                size = chance.choice([1, 10, 100, 5_000, 9_000, 100_000, 1_000_000])
+                packet, stream = stream[:size], stream[size:]
+                caller.send(packet)
+            assert [caller.answer() for _ in expected] == expected
+
+
+def plain(number, chance):
+    return b"".join(request(number)), [2 * number]
+
+
+def large(number, chance):
+    inputs = {"x": [number], "label": "a" * chance.choice([8_000, 9_000, 70_000, 300_000])}
+    body = json.dumps({"inputs": inputs}).encode()
+    head, _ = request(number)
+    start, _, _ = head.rpartition(b"Content-Length")
+    return b"%bContent-Length: %d\r\n\r\n%b" % (start, len(body), body), [2 * number]
+
+
+def chunked(number, chance):
+    head, body = request(number, "Transfer-Encoding: chunked", label="b" * 20_000)
+    head = head.replace(b"Content-Length: %d\r\n" % len(body), b"")
+    size = chance.choice([1_000, 7_000, 30_000])
+    chunks = [body[k : k + size] for k in range(0, len(body), size)]
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(c), c) for c in chunks) + b"0\r\n\r\n", [
+        2 * number
+    ]
+
+
+def bare(number, chance):
+    return b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", 404
+
+
+def not_read(number, chance):
+    length = chance.choice([1, 8_200, 200_000])
+    head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % length
+    return head + b"x" * length, 404
+
+
+SHAPES = (plain, large, chunked, bare, not_read)
 
 
 def test_a_request_that_is_like_the_last_one_only_at_first(served):

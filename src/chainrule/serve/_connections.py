@@ -1,8 +1,10 @@
 """Limits on HTTP connections that uvicorn does not have.
 
-uvicorn parses requests and runs the application. `LimitedHttpProtocol` adds, in the callbacks of asyncio and
-of the parser: the headers of a request have to arrive in time and have a bounded size, an answer has to be
-read in time, and a connection may have a bounded number of requests. The endpoint times bodies (`_endpoint`).
+uvicorn parses requests and runs the application; nothing of it is replaced. `Connection` stands between the
+socket and uvicorn's protocol, and knows two interfaces only: that of protocols and transports (asyncio), and
+that of applications (ASGI), where `RequestLimit` tells it when a request begins and ends. The headers of a
+request have to arrive in time and have a bounded size, an answer has to be read in time, and requests that
+come before earlier ones are answered wait in the socket. The endpoint times bodies (`_endpoint`).
 
 `ConnectionLimit` bounds all connections together. An open connection costs its holder nothing, so the number
 of open ones says nothing about the load. What is limited is how many have a request under way. Others are
@@ -34,7 +36,9 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from chainrule.serve._endpoint import turn_away
+from chainrule._errors import ChainruleError
+from chainrule.serve._endpoint import send_reply, turn_away
+from chainrule.serve._problems import problem_reply
 from chainrule.serve._security import is_probe
 
 FOLLOWS = "chainrule.follows"
@@ -49,8 +53,8 @@ _WARN_EVERY_S = 60.0
 _GOODBYE_S = 1.0
 
 
-class Connection(Protocol):
-    """What is asked of a connection.
+class Holder(Protocol):
+    """What is asked of a connection, also of one whose caller has not said anything yet.
 
     Attributes:
         address: of the caller.
@@ -73,11 +77,11 @@ class ConnectionLimit:
             ask for something.
 
     Attributes:
-        connections: all that are open; the web server's set.
+        connections: all that are open.
     """
 
     def __init__(self, limit: int) -> None:
-        self.connections: set[Connection] = set()
+        self.connections: set[Holder] = set()
         self._limit = limit
         self._spare = spare_of(limit)
         self._warned_at: dict[str, float] = {}
@@ -96,18 +100,24 @@ class ConnectionLimit:
         self._warn("%d requests are under way; more are turned away (--max-connections).")
         return True
 
-    def thin_out(self, connections: set[Connection]) -> None:
+    def thin_out(self) -> None:
         """Close some of those that wait, if there are too many.
 
         Some at once, so that not every newcomer has all others looked at; fewer than there is spare room, so
         that a newcomer has the time to say what it wants.
         """
-        if len(connections) <= self._limit + self._spare:
+        if len(self.connections) <= self._limit + self._spare:
             return
         self._warn("More than %d connections; those without a request are closed.")
-        for connection in longest_waiting(connections, self._spare // 2):
-            connections.discard(connection)
+        for connection in longest_waiting(self.connections, self._spare // 2):
+            self.connections.discard(connection)
             connection.give_way()
+
+    def end_handshakes(self) -> None:
+        """Close those whose callers have not said who they are: uvicorn, which stops, does not know them."""
+        for connection in tuple(self.connections):
+            if isinstance(connection, TlsHandshake):
+                connection.give_way()
 
     def _warn(self, message: str) -> None:
         now = time.monotonic()
@@ -121,7 +131,7 @@ def spare_of(limit: int) -> int:
     return max(16, limit // 16)
 
 
-def longest_waiting(connections: Iterable[Connection], count: int) -> list[Connection]:
+def longest_waiting(connections: Iterable[Holder], count: int) -> list[Holder]:
     """Those to close first: they have the most newer ones of their address, or else have waited longest.
 
     By a clock that goes on while a loop works: by that of the loop, all that are accepted in one turn of it
@@ -183,15 +193,18 @@ _TIMEOUT_RESPONSE = _refusal("408 Request Timeout")
 _HEAD_TOO_LARGE_RESPONSE = _refusal("431 Request Header Fields Too Large")
 # Far above what callers and proxies send; it is kept in memory, and put together piece by piece.
 _MAX_HEAD_BYTES = 1 << 16
+# What uvicorn is given at a time of what may hold several requests: it keeps all that it is given.
+_PIECE = 1 << 13
+# How much of requests to come is kept while one is under way; more waits in the socket.
+_MAX_HELD_BYTES = 1 << 16
 # Bytes of a write that waits for others, and how many wait.
 _MAX_SMALL, _MOST_SMALL = 1 << 14, 16
-# Requests that a caller may send before it has the answers to those before.
-_MAX_PIPELINED = 100
-_BODY_HEADERS = frozenset((b"content-length", b"transfer-encoding"))
+# Where a request finds its connection, in the state of its ASGI scope.
+_CONNECTION = "chainrule.connection"
 
 
 class RequestLimit:
-    """ASGI middleware that answers 503 when the limit of requests under way is reached.
+    """ASGI middleware that tells connections of their requests, and answers 503 when there are too many.
 
     Args:
         app: answers the others.
@@ -204,23 +217,111 @@ class RequestLimit:
         self._running = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass on, or answer 503."""
+        """Pass on, or answer 503; or 400 where a body cannot be read."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_full = self._limit.is_full(self._running) and not is_probe(scope)
+        connection: Connection = scope["state"][_CONNECTION]
+        request = Request(scope, receive, connection)
+        connection.begin(request)
+        app = self._app
+        if self._limit.is_full(self._running) and not is_probe(scope):
+            app = turn_away
+        elif request.is_upgrade:
+            app, send = _last_request(app, request), _closing(send)
         self._running += 1
         try:
-            await (turn_away if is_full else self._app)(scope, receive, send)
+            await app(scope, request.receive, send)
         finally:
             self._running -= 1
+            connection.end()
 
 
-class QuietTransport:
-    """A transport that drops what is written for a caller that has left, and sends small writes together.
+class Request:
+    """One request as its connection sees it.
 
-    uvloop raises an error for a caller that has left, and uvicorn logs a traceback for each: a caller that
-    sends requests and leaves could fill the disk.
+    Args:
+        scope: of the request.
+        receive: brings its body.
+        connection: on which it came.
+
+    Attributes:
+        body_bytes: the length of its body as it is declared; `None` for a body in chunks.
+        is_upgrade: it asks for another protocol.
+        has_come: its body is complete.
+    """
+
+    def __init__(self, scope: Any, receive: Any, connection: Connection) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._connection = connection
+        self.body_bytes: int | None = 0
+        self.is_upgrade = scope["method"] == "CONNECT"
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                self.body_bytes = int(value)  # the parser has checked it
+            elif name == b"transfer-encoding":
+                self.body_bytes = None
+            elif name == b"upgrade":
+                self.is_upgrade = True
+        self.has_come = self.body_bytes == 0
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether it is answered, and the answer goes on as things happen."""
+        return FOLLOWS in self._scope
+
+    async def receive(self) -> Any:
+        """The next message of its body."""
+        message = await self._receive()
+        if not message.get("more_body", False):
+            self.has_come = True
+        return message
+
+
+class UpgradeError(ChainruleError):
+    """A request with a body asks for another protocol: HTTP 400."""
+
+    default_code = "bad_upgrade"
+    http_status = 400
+    exit_code = 2
+
+
+def _last_request(app: Any, request: Request) -> Any:
+    """What answers a request that asks for another protocol, with which the parser stops reading requests.
+
+    It takes what follows for that protocol. So a body would be lost, and what comes later of it be read as
+    the next request: it is refused. Without a body the wish is ignored.
+    """
+    return app if request.has_come else _refuse_upgrade
+
+
+async def _refuse_upgrade(scope: Any, receive: Any, send: Any) -> None:
+    error = UpgradeError(
+        "A request with a body cannot ask for another protocol (Upgrade). Switch that off in the client; "
+        "Java's HttpClient does it for HTTP_2, curl for --http2."
+    )
+    await send_reply(send, problem_reply(error))
+
+
+def _closing(send: Any) -> Any:
+    """Sends answers after which the connection ends."""
+
+    async def close(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"connection", b"close")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return close
+
+
+class CallerTransport:
+    """The transport of a connection, as uvicorn's protocol sees it.
+
+    What is written for a caller that has left is dropped: uvloop raises an error there, and uvicorn logs a
+    traceback for each, so that a caller that sends requests and leaves could fill the disk. Reading goes on
+    only when the connection wants that too.
 
     uvicorn writes the head of an answer and its body one after the other, and uvloop makes a packet of each.
     Small writes wait here until the current step of the event loop ends: most answers are one packet.
@@ -234,6 +335,7 @@ class QuietTransport:
         self._transport = transport
         self._loop = loop
         self._small: list[Any] = []
+        self._is_paused = self._is_held = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -265,107 +367,170 @@ class QuietTransport:
         if not self._transport.is_closing():
             self._transport.write(data)
 
+    def pause_reading(self) -> None:
+        """Read no more, for uvicorn."""
+        self._is_paused = True
+        self._transport.pause_reading()
 
-class LimitedHttpProtocol(HttpToolsProtocol):
+    def resume_reading(self) -> None:
+        """Read on, unless the connection holds back."""
+        self._is_paused = False
+        if not self._is_held:
+            self._transport.resume_reading()
+
+    def hold(self, is_held: bool) -> None:
+        """Read no more, or read on, for the connection."""
+        if is_held == self._is_held or self._transport.is_closing():
+            return
+        self._is_held = is_held
+        if is_held:
+            self._transport.pause_reading()
+        elif not self._is_paused:
+            self._transport.resume_reading()
+
+
+class Connection(asyncio.Protocol):
     """uvicorn's protocol with bounds on what callers send and on their time.
+
+    What comes is handed on to uvicorn in pieces. A piece that may complete the headers of a request is small,
+    and the next one waits for a step of the event loop: by then the application has begun to answer
+    (`begin`), if the headers are complete. While it does, only the body is handed on. What comes behind it
+    waits here, and in the socket, until the request is over (`end`). So what uvicorn keeps of requests to
+    come is what is in one piece, and a head is what comes while no request is under way.
 
     Args:
         read_timeout_s: for the headers of a request, and for the next part of an answer to be read.
         connection_limit: the bounds of all connections together.
-        **state: what uvicorn gives to a protocol.
+        app_state: what uvicorn adds to the ASGI scope of every request.
+        **state: what else uvicorn gives to a protocol.
     """
 
-    _head_timer: asyncio.TimerHandle | None = None
-    _reader_timer: asyncio.TimerHandle | None = None
-    _waits_since = 0.0
-    _got_on = False  # the last packet completed a head, brought some of a body, or ended a request
-    _head_bytes = 0  # of packets that did not
-    _is_in_head = False  # a request has begun, and its headers are not complete
-
     def __init__(
-        self, read_timeout_s: float, connection_limit: ConnectionLimit, **state: Any
+        self,
+        read_timeout_s: float,
+        connection_limit: ConnectionLimit,
+        *,
+        app_state: dict[str, Any],
+        **state: Any,
     ) -> None:
-        super().__init__(**state)
         self.read_timeout_s = read_timeout_s
         self.connection_limit = connection_limit
-
-    @property
-    def address(self) -> str:
-        """Of the caller."""
-        return self.client[0] if self.client else ""
+        self.address = ""
+        self._loop = asyncio.get_running_loop()
+        self._http = HttpToolsProtocol(app_state={**app_state, _CONNECTION: self}, **state)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._reader_timer: asyncio.TimerHandle | None = None
+        self._waits_since = 0.0
+        self._request: Request | None = None
+        self._held = bytearray()  # what uvicorn has not been given
+        self._next_step: asyncio.Handle | None = None  # nothing is handed on before it
+        self._head_bytes = 0
+        self._body_bytes = 0  # how much of what comes can be of the body; more than that is not
 
     @property
     def waits_since(self) -> float | None:
         """Since when no request has been under way; one whose headers are not complete does not count."""
-        cycle = self.cycle
-        is_asked = cycle is not None and not cycle.response_complete and FOLLOWS not in cycle.scope
+        is_asked = self._request is not None and not self._request.is_followed
         return None if is_asked else self._waits_since
 
     def give_way(self) -> None:
         """Close the connection at once."""
-        self.transport.abort()
+        self._transport.abort()
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(QuietTransport(transport, self.loop))  # type: ignore[arg-type]
+        self._transport = CallerTransport(transport, self._loop)
+        self.address = address_of(transport)
+        self.connection_limit.connections.add(self)
+        self._http.connection_made(self._transport)  # type: ignore[arg-type]
         self._expect_head()
-        self.connection_limit.thin_out(self.connections)  # type: ignore[arg-type]
+        self.connection_limit.thin_out()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head()
         self._forget_reader()
-        super().connection_lost(exc)
+        self._held.clear()
+        self.connection_limit.connections.discard(self)
+        self._http.connection_lost(exc)
+
+    def eof_received(self) -> None:
+        self._http.eof_received()
+
+    # What comes
 
     def data_received(self, data: bytes) -> None:
-        self._got_on = False
-        super().data_received(data)
-        self._head_bytes = 0 if self._got_on else self._head_bytes + len(data)
-        if self._head_bytes > _MAX_HEAD_BYTES:
-            self._end_with(_HEAD_TOO_LARGE_RESPONSE)
-        elif self._is_in_head and self._head_timer is None:
-            self._expect_head()  # most heads come in one packet, and need no timer
+        if not self._held and len(data) <= self._room:
+            self._hand_on(data)
+            return
+        self._held += data
+        self._hand_on_held()
+        self._transport.hold(len(self._held) > _MAX_HELD_BYTES)
 
-    def on_message_begin(self) -> None:
+    @property
+    def _room(self) -> int:
+        """How much may be handed on now."""
+        if self._next_step is not None:
+            return 0
+        if self._body_bytes:
+            return self._body_bytes
+        request = self._request
+        # A body in chunks ends where uvicorn says so, which is when the application reads it.
+        is_between = request is None or (request.body_bytes is None and not request.has_come)
+        return _PIECE if is_between else 0
+
+    def _on_step(self) -> None:
+        self._next_step = None
+        self._hand_on_held()
+        self._transport.hold(len(self._held) > _MAX_HELD_BYTES)
+
+    def _hand_on_held(self) -> None:
+        while self._held and (room := self._room) and not self._transport.is_closing():
+            piece = bytes(self._held[:room])
+            del self._held[:room]
+            self._hand_on(piece)
+
+    def _hand_on(self, data: bytes) -> None:
+        if self._body_bytes:
+            self._body_bytes -= len(data)
+            self._http.data_received(data)
+            return
+        if self._request is None:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MAX_HEAD_BYTES:
+                self._end_with(_HEAD_TOO_LARGE_RESPONSE)
+                return
+            if self._head_timer is None:
+                self._expect_head()
+        # The order: uvicorn makes the task of a request when it is given the end of its headers, so that
+        # `begin` comes before the next piece.
+        self._http.data_received(data)
+        self._wait_for_step()
+
+    def _wait_for_step(self) -> None:
+        if self._next_step is None:
+            self._next_step = self._loop.call_soon(self._on_step)
+
+    # What is answered
+
+    def begin(self, request: Request) -> None:
+        """The headers of a request are complete, and the application is about to answer it."""
+        self._request = request
+        self._head_bytes = 0
+        self._body_bytes = request.body_bytes or 0
         self._forget_head()
-        self._is_in_head = True
+
+    def end(self) -> None:
+        """The request is answered. If its body was not read, uvicorn drops what comes of it."""
+        if self._request is not None and self._request.has_come:
+            self._body_bytes = 0
+        self._request = None
         self._waits_since = time.monotonic()
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._is_in_head = False
-        self._forget_head()
-        self._got_on = True
-        if len(self.pipeline) >= _MAX_PIPELINED:
-            raise ConnectionError("too many requests at once")  # the parser stops: 400
-        # The parser takes everything after a head with `Connection: Upgrade` for another protocol: the body
-        # would be lost, and its bytes be read as the next request.
-        is_upgrade = self.parser.should_upgrade()
-        if is_upgrade and any(name in _BODY_HEADERS for name, _ in self.headers):
-            raise ConnectionError("a request with a body asks for another protocol")
-        super().on_headers_complete()
-        if is_upgrade:
-            # Without a body, Upgrade is ignored. A further request in the same packet is lost, and a proxy
-            # would take the answer to a later one for its answer: this one is the last.
-            self.cycle.keep_alive = False
-
-    def on_body(self, body: bytes) -> None:
-        self._got_on = True
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._got_on = True
-        super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        self._waits_since = time.monotonic()
-        super().on_response_complete()
-        if self.pipeline:
-            # uvicorn would read on, and keep what it reads, faster than requests are answered.
-            self.flow.pause_reading()
+        if self._held:
+            self._wait_for_step()
 
     def _expect_head(self) -> None:
         """Expect the headers of a request in time."""
         self._waits_since = time.monotonic()
-        self._head_timer = self.loop.call_later(
+        self._head_timer = self._loop.call_later(
             self.read_timeout_s, self._end_with, _TIMEOUT_RESPONSE
         )
 
@@ -376,37 +541,43 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _end_with(self, response: bytes) -> None:
         """End the connection; with an answer, if none of an earlier request is under way."""
-        if self.transport.is_closing():
+        if self._transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(response)
-        self.transport.close()
+        if self._request is None:
+            self._transport.write(response)
+        self._transport.close()
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        self._http.pause_writing()
         self._watch_reader()
 
     def resume_writing(self) -> None:
         self._forget_reader()
-        super().resume_writing()
+        self._http.resume_writing()
 
     def _watch_reader(self) -> None:
         """Expect the caller to take something of its answer in time."""
-        unread = self.transport.get_write_buffer_size()
-        self._reader_timer = self.loop.call_later(self.read_timeout_s, self._check_reader, unread)
+        unread = self._transport.get_write_buffer_size()
+        self._reader_timer = self._loop.call_later(self.read_timeout_s, self._check_reader, unread)
 
     def _check_reader(self, unread: int) -> None:
-        if self.transport.get_write_buffer_size() < unread:
+        if self._transport.get_write_buffer_size() < unread:
             self._waits_since = time.monotonic()
             self._watch_reader()
         else:
             self._reader_timer = None
-            self.transport.abort()
+            self._transport.abort()
 
     def _forget_reader(self) -> None:
         if self._reader_timer is not None:
             self._reader_timer.cancel()
             self._reader_timer = None
+
+
+def address_of(transport: asyncio.BaseTransport) -> str:
+    """Of the caller."""
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
 
 
 class TlsHandshake(asyncio.Protocol):
@@ -417,9 +588,10 @@ class TlsHandshake(asyncio.Protocol):
         context: certificate and key.
     """
 
-    def __init__(self, behind: LimitedHttpProtocol, context: ssl.SSLContext) -> None:
+    def __init__(self, behind: Connection, context: ssl.SSLContext) -> None:
         self._behind = behind
         self._context = context
+        self._loop = asyncio.get_running_loop()
 
     @property
     def waits_since(self) -> float | None:
@@ -431,26 +603,23 @@ class TlsHandshake(asyncio.Protocol):
         with contextlib.suppress(OSError):  # the caller was faster
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    shutdown = give_way
-
     def connection_made(self, transport: Any) -> None:
         """Begin the handshake, over a transport that begins with it: this one has read nothing yet."""
-        behind = self._behind
+        limit = self._behind.connection_limit
         self._since = time.monotonic()
-        peer = transport.get_extra_info("peername")
-        self.address = str(peer[0]) if peer else ""
+        self.address = address_of(transport)
         # A copy of the descriptor outlives the transport, which closes its own in `abort`. Nothing has been
         # read of the handshake, because data comes at the earliest in the next step of the loop.
         self._socket = transport.get_extra_info("socket").dup()
         transport.abort()
-        behind.connections.add(self)  # type: ignore[arg-type]
-        behind.connection_limit.thin_out(behind.connections)  # type: ignore[arg-type]
-        self._opening = behind.loop.create_task(self._open())
+        limit.connections.add(self)
+        limit.thin_out()
+        self._opening = self._loop.create_task(self._open())
 
     async def _open(self) -> None:
         behind = self._behind
         try:
-            await behind.loop.connect_accepted_socket(
+            await self._loop.connect_accepted_socket(
                 lambda: behind,
                 self._socket,
                 ssl=self._context,
@@ -460,4 +629,4 @@ class TlsHandshake(asyncio.Protocol):
         except OSError:  # no handshake, or none in time: the caller cannot be told
             self._socket.close()
         finally:
-            behind.connections.discard(self)
+            behind.connection_limit.connections.discard(self)

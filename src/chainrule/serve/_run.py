@@ -22,8 +22,8 @@ from chainrule._errors import InputError, TransportError
 from chainrule.runtime import ComponentConfig
 from chainrule.serve._app import MakePool, Server
 from chainrule.serve._connections import (
+    Connection,
     ConnectionLimit,
-    LimitedHttpProtocol,
     RequestLimit,
     TlsHandshake,
     enough_descriptors,
@@ -157,7 +157,7 @@ class _Runner(uvicorn.Server):
         if options.tls_certificate is not None:
             tls = _Tls(options.tls_certificate, options.tls_key)
             server.watched.append(tls.files)
-        make_http = partial(LimitedHttpProtocol, options.read_timeout_s, connection_limit)
+        make_http = partial(Connection, options.read_timeout_s, connection_limit)
 
         def make_https(**state: Any) -> TlsHandshake:
             # uvicorn knows nothing of TLS: connections count from the moment they are accepted.
@@ -187,7 +187,7 @@ class _Runner(uvicorn.Server):
             proxy_headers=False,  # nothing here depends on who called
         )
         super().__init__(config)
-        connection_limit.connections = self.server_state.connections  # type: ignore[assignment]
+        self._connection_limit = connection_limit
         self._server = server
         self._options = options
         self._on_ready = on_ready
@@ -253,6 +253,7 @@ class _Runner(uvicorn.Server):
         # uvicorn closes its sockets and waits for the requests under way, which end only because the pools
         # drain at the same time: without that, callers in a queue would be waited for as long as they like.
         drain = asyncio.create_task(self._server.drain())
+        self._connection_limit.end_handshakes()
         await super().shutdown(sockets)
         if not self.force_exit:
             await drain
