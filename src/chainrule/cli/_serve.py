@@ -9,20 +9,22 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from hashlib import sha256
+from inspect import getdoc
 from itertools import islice
 from pathlib import Path
 from time import sleep
 from typing import Any
 
-from chainrule._codec import DEFAULT_LIMITS, Limits
+from chainrule._codec import Limits
 from chainrule._errors import DefinitionError, InputError
 from chainrule._files import state_folder
 from chainrule.cli._debugging import accept_debugger, add_debug_port
@@ -40,17 +42,10 @@ from chainrule.runtime.internal import log_handler
 from chainrule.serve import ServeOptions, serve
 from chainrule.serve.internal import add_option_arguments
 
-# Field of `Limits` → what it bounds.
-_LIMITS = {
-    "max_body_bytes": "Refuse a request with a larger body, as it is received",
-    "max_array_bytes": "Refuse a larger array, decoded",
-    "max_total_bytes": "Refuse a request whose arrays are larger together, decoded",
-    "max_expanded_bytes": "Refuse a request that compresses or refers to more; never more than a worker's "
-    "share of --max-inflight-bytes",
-    "max_parsed_bytes": "Refuse a request whose JSON text takes more memory as Python objects",
-    "max_fields": "Refuse a request with more fields",
-    "max_depth": "Refuse a request whose data are nested deeper",
-}
+# What an operator sets of every component; the docstrings of `ComponentConfig` and `Limits` say what it is.
+_KEPT = ("cache", "cache_folder", "max_cache_bytes", "max_residual_bytes")
+_LIMITS = tuple(field.name for field in fields(Limits) if field.name.startswith("max_"))
+_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 
 # What is watched with `--reload`, and how often.
 _SUFFIXES = (".py", ".yaml", ".yml", ".toml", ".json", ".so", ".c")
@@ -77,13 +72,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     running = parser.add_argument_group("how components are run")
     add_folders(running)
     add_derive_hvp(running)
-    _add_cache(parser.add_argument_group("results that are kept"))
-    limits = parser.add_argument_group("limits of a request")
-    for limit, help in _LIMITS.items():
-        default = getattr(DEFAULT_LIMITS, limit)
-        limits.add_argument(
-            _flag(limit), **_number(_positive, default, f"{help} (default: {default}).", "N")
-        )
+    kept = parser.add_argument_group("results that are kept")
+    _add_settings(kept, ComponentConfig, _KEPT, at_least=0)
+    limits = parser.add_argument_group("limits of a request, which is refused beyond them")
+    _add_settings(limits, Limits, _LIMITS, at_least=1)
     running.add_argument(
         "--engine",
         choices=("processes", "ray"),
@@ -99,61 +91,34 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.set_defaults(handler=run)
 
 
-def _add_cache(parser: Arguments) -> None:
-    parser.add_argument(
-        "--cache",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="Keep the results of this component for equal requests; '*' for all, repeat for more "
-        "(default: none)",
-    )
-    parser.add_argument(
-        "--cache-folder", **_path("Keep results in this folder (default: in memory).", "FOLDER")
-    )
-    parser.add_argument(
-        "--max-cache-bytes",
-        **_number(int, 1 << 30, "Keep at most this much of results (default: 1 GiB).", "BYTES"),
-    )
-    parser.add_argument(
-        "--max-residual-bytes",
-        **_number(
-            _natural,
-            1 << 30,
-            "Keep at most this much of what forward passes leave for derivatives; 0 keeps nothing "
-            "(default: 1 GiB)",
-            "BYTES",
-        ),
-    )
+def _add_settings(parser: Arguments, kind: type, names: Iterable[str], *, at_least: int) -> None:
+    """A flag for each of some fields of a dataclass, with the meaning that its docstring gives."""
 
+    def number(text: str) -> int:
+        value = int(text)
+        if value < at_least:
+            raise ValueError(text)
+        return value
 
-def _flag(setting: str) -> str:
-    return f"--{setting.replace('_', '-')}"
-
-
-def _positive(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _natural(text: str) -> int:
-    return _at_least(0, text)
-
-
-def _at_least(least: int, text: str) -> int:
-    value = int(text)
-    if value < least:
-        raise ValueError(text)
-    return value
-
-
-def _number(
-    kind: Callable[[str], float], default: float | None, help: str, metavar: str
-) -> dict[str, Any]:
-    return {"type": kind, "default": default, "help": help, "metavar": metavar}
-
-
-def _path(help: str, metavar: str = "FILE") -> dict[str, Any]:
-    return {"type": Path, "help": help, "metavar": metavar}
+    meanings = dict(_ATTRIBUTE.findall(getdoc(kind) or ""))
+    for setting in fields(kind):
+        if setting.name not in names:
+            continue
+        words = meanings.get(setting.name, "").replace("`", "").split()
+        help = " ".join(words)
+        taken: dict[str, Any] = {"default": setting.default}
+        if isinstance(setting.default, int):
+            is_size = setting.name.endswith("_bytes")
+            shown = f"{setting.default >> 20} MiB" if is_size else setting.default
+            help = f"{help[:-1]} (default: {shown})."
+            taken |= {"type": number, "metavar": "BYTES" if is_size else "N"}
+        elif setting.name.endswith("_folder"):
+            taken |= {"type": Path, "metavar": "FOLDER"}
+        else:
+            help = f"{help} Repeat this for more."
+            taken = {"action": "append", "default": [], "metavar": "NAME"}
+        flag = f"--{setting.name.replace('_', '-')}"
+        parser.add_argument(flag, help=f"{help[:1].upper()}{help[1:]}", **taken)
 
 
 def run(options: Namespace) -> int:
@@ -193,11 +158,8 @@ def _serve(options: Namespace) -> None:
             input_path=options.input_path,
             output_path=options.output_path,
             derive_hvp=options.derive_hvp,
-            cache=frozenset(options.cache),
-            cache_folder=options.cache_folder,
-            max_cache_bytes=options.max_cache_bytes,
-            max_residual_bytes=options.max_residual_bytes,
             limits=Limits(**{limit: getattr(options, limit) for limit in _LIMITS}),
+            **{setting: getattr(options, setting) for setting in _KEPT},
         ),
         on_ready=lambda url: _announce(url, as_json=options.json, is_opened=options.open),
         make_pool=_make_pool(options),

@@ -47,15 +47,15 @@ class ComponentConfig:
         mlflow_tracking_uri: send metrics, parameters and artifacts to this MLflow store instead of
             local files.
         mlflow_run_extra_args: keyword arguments for `mlflow.start_run`.
-        max_residual_bytes: what `apply` leaves for its derivatives (`WithResiduals`) and the inputs that it
-            belongs to, all calls together; 0 keeps nothing.
+        max_residual_bytes: bytes of what `apply` leaves for its derivatives (`WithResiduals`) and of the
+            inputs that it belongs to, all calls together; 0 keeps nothing.
         device_exchange_share: how much of a GPU's memory a process of this component may take for arrays that
             it exchanges with others on this host.
         residual_folder: where processes of this component find each other's residuals.
         cache: names of components whose results are kept and given again for equal requests, where they are
             served; `"*"` for every component. Only for components that compute the same every time.
-        cache_folder: where they are kept, for all processes that use it; in memory when not given.
-        max_cache_bytes: of all of them together.
+        cache_folder: where results are kept, for all processes that use it; in memory when not given.
+        max_cache_bytes: bytes of all results that are kept.
         allow_references: the kinds of component references that are opened for a caller. Opening a path
             runs its code, opening an image starts a container, opening a URL sends requests: nothing is
             allowed unless it is listed here.
