@@ -422,7 +422,7 @@ def _fmu(folder: str) -> list[Row]:
 
     step = from_fmu(path, kind="step")
     inputs = {"time": 0.0, "states": {"x": states}, "inputs": {"u": 1.0}}
-    point = step.input_schema(**inputs)
+    point: Any = step.input_schema(**inputs)
 
     def in_a_loop() -> Any:
         point.time = 0.0

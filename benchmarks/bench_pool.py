@@ -106,7 +106,7 @@ def _on_ray(source: Path) -> list[Row]:
 
     from chainrule.deploy import ray as pools
 
-    bare = ray.remote(_Bare)
+    bare: Any = ray.remote(_Bare)
     actors = [bare.remote() for _ in range(2)]
 
     def busy() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +95,12 @@ def _many_tiny_arrays() -> list[Row]:
     ]
 
 
-def _there_and_back(model: type[BaseModel], values: dict[str, np.ndarray]) -> Any:
+def _there_and_back(model: Callable[..., Any], values: dict[str, np.ndarray]) -> Any:
     return decode_frames(bytes(encode_frames({"x": model(x=values).x})))
 
 
 def _unchecked_there_and_back(
-    model: type[BaseModel], values: dict[str, np.ndarray]
+    model: Callable[..., Any], values: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """What a trusting program does: no dtype, shape, size, place or number of arrays is looked at."""
     header, buffers = {}, []

@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
+import torch.utils.dlpack
 
 import chainrule
 from benchmarks._harness import interleaved
@@ -114,8 +115,8 @@ def _by_hand(x: Any) -> Any:
 
     def callback(context: Any, out: Any, operand: Any) -> None:
         with torch.cuda.stream(torch.cuda.ExternalStream(context.stream)):
-            given = torch.from_dlpack(operand.__dlpack__())
-            result = torch.from_dlpack(out.__dlpack__())
+            given = torch.utils.dlpack.from_dlpack(operand.__dlpack__())
+            result = torch.utils.dlpack.from_dlpack(out.__dlpack__())
             torch.sin(2 * given, out=result).add_(1)
 
     return buffer_callback(callback, x)(x)
@@ -147,7 +148,7 @@ def _gradient(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _torch_alone(x: Any) -> Callable[[], None]:
-    given = torch.from_dlpack(x)
+    given = torch.utils.dlpack.from_dlpack(x)
 
     def call() -> None:
         for _ in range(_IN_FLIGHT):

@@ -225,6 +225,18 @@ def section(page: str, way: str) -> tuple[int, int]:
     return found.start(1), found.end(1)
 
 
+def _check_source() -> None:
+    """Refuse to walk through another checkout: its modules are not in this one, and the lists would be empty."""
+    import chainrule
+
+    found = Path(chainrule.__file__).parent
+    if found != SOURCE:
+        sys.exit(
+            f"Expected the library of this checkout, {SOURCE}; Python imports {found}. Set PYTHONPATH="
+            f"{SOURCE.parent}."
+        )
+
+
 def main() -> None:
     """Walk, then print or write."""
     import tempfile
@@ -235,6 +247,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.ways) - set(WAYS):
         parser.error(f"there is no way {min(unknown)!r}; there are {', '.join(WAYS)}")
+    _check_source()
     for way in options.ways or WAYS:
         with tempfile.TemporaryDirectory() as folder:
             walk = WAYS[way](Path(folder))

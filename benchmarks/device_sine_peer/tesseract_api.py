@@ -1,6 +1,7 @@
 """The same as `device_sine`, as a Tesseract: y = sin(2x) + 1 by torch, with its VJP."""
 
 import torch
+import torch.utils.dlpack
 from pydantic import BaseModel
 from tesseract_core.runtime import Array, Differentiable, Float32
 
@@ -17,7 +18,7 @@ class OutputSchema(BaseModel):
 
 def _tensor(array):
     is_there = hasattr(array, "__dlpack__")
-    return torch.from_dlpack(array) if is_there else torch.as_tensor(array)
+    return torch.utils.dlpack.from_dlpack(array) if is_there else torch.as_tensor(array)
 
 
 def _as_given(tensor, array):

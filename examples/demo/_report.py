@@ -14,6 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.patches import Circle, Rectangle
 from matplotlib.patheffects import withStroke
 
 from examples.demo.heat.component import CHIP_SIZE, CHIPS, POWERS
@@ -73,7 +74,7 @@ def _draw(result: Result) -> Any:
         name: max(float(np.max(side[name])) for side in sides.values())
         for name in ("conductivity", "temperature")
     }
-    figure = plt.figure(figsize=(13.5, 8), layout="constrained")
+    figure: Any = plt.figure(figsize=(13.5, 8), layout="constrained")
     axes = figure.subplot_mosaic([["a", "b", "costs"], ["c", "d", "costs"]])
     figure.get_layout_engine().set(wspace=0.05)
     for (title, side), (copper, heat) in zip(sides.items(), ("ab", "cd"), strict=True):
@@ -103,7 +104,7 @@ def _draw_field(
     for x, y in CHIPS:
         corner = (x - CHIP_SIZE, y - CHIP_SIZE)
         axis.add_patch(
-            plt.Rectangle(
+            Rectangle(
                 corner, 2 * CHIP_SIZE, 2 * CHIP_SIZE, fill=False, color="white", alpha=0.45, lw=0.8
             )
         )
@@ -115,7 +116,7 @@ def _draw_field(
 def _draw_patches(axis: Any, design: dict[str, Any]) -> None:
     for (x, y), width in zip(design["centres"], design["widths"], strict=True):
         axis.add_patch(
-            plt.Circle((float(x), float(y)), float(width), fill=False, color="white", ls="--")
+            Circle((float(x), float(y)), float(width), fill=False, color="white", ls="--")
         )
     axis.set(xlim=(0, 1), ylim=(0, 1))
 

@@ -1,5 +1,6 @@
 """docs/explanation/architecture.md shows the modules that really run."""
 
+import os
 import re
 import subprocess
 import sys
@@ -25,6 +26,21 @@ def test_ways_are_as_the_page_shows_them(way):
     assert done.returncode == 0, done.stderr
     walked = set(re.findall(r"^  ([\w.]+) +\d+", done.stdout, re.MULTILINE))
     assert walked == modules_on_the_page(way), "run: python scripts/walk.py --write"
+
+
+def test_another_checkout_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "chainrule").mkdir()
+    (tmp_path / "chainrule" / "__init__.py").touch()
+    before = PAGE.read_text()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "walk.py"), "--write"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert str(tmp_path) in done.stderr
+    assert PAGE.read_text() == before
 
 
 def test_files_on_the_page_exist():
