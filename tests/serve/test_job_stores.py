@@ -121,6 +121,34 @@ def test_a_job_from_its_queue_to_its_result(store, size):
     assert store.newest(10, state="queued") == []
 
 
+@pytest.mark.parametrize("size", [10, LARGE], ids=["small", "large"])
+def test_a_job_is_forgotten_while_it_waits_and_not_later(store, size):
+    waits, taken, over = (add(store, b"b" * size, idempotency_key=k) for k in "abc")
+    end(store, store.start(store.take("c")))
+    assert store.forget(taken.id)
+    assert store.get(taken.id) is None
+    assert add(store, b"b" * size, idempotency_key="b").id != taken.id, "its key is new again"
+    assert store.take("c") == over
+    for job in (waits, over):
+        assert not store.forget(job.id)
+    assert not store.forget("unknown")
+    assert store.counts()["succeeded"] == 1
+    assert store.counts()["queued"] == 2
+    assert store.body(over) == b"b" * size
+
+
+def test_the_jobs_have_an_id_of_their_own(make_store, tmp_path):
+    """The next server with these jobs knows their keys, and so does one that shares them."""
+    first = make_store()
+    if first.is_shared:
+        assert make_store().id == first.id
+    first.close()
+    assert make_store().id == first.id
+    other = FileJobStore(tmp_path / "other", retention_s=1, max_bytes=1)
+    assert other.id != first.id
+    other.close()
+
+
 def test_jobs_of_a_component_run_in_their_order(store):
     ids = [add(store, component=c).id for c in "abaabb"]
     queues = store.queues()
@@ -395,6 +423,7 @@ def test_jobs_of_earlier_versions(tmp_path, version):
         for trigger in ("job_added", "job_moved", "result_kept", "job_removed"):
             database.execute(f"DROP TRIGGER {trigger}")
         database.execute("DROP TABLE tally")
+        database.execute("DROP TABLE store")
         later = ("jobs_by_component", "jobs_by_component_and_state")
         for index in ("jobs_by_end", "jobs_by_result", *later):
             database.execute(f"DROP INDEX {index}")

@@ -226,7 +226,6 @@ def test_of_keyed_calls_only_the_one_that_ran_is_lost_with_its_server(
     with Component.from_urls(
         [served.url for served in servers],
         idempotent="key",
-        shared_jobs=True,
         startup_timeout=120,
     ) as component:
         calls = [

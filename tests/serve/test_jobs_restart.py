@@ -128,9 +128,51 @@ def test_a_caller_that_waits_is_sent_to_the_next_server(start_server, tmp_path, 
     caller.join()
     assert (answers[0].status, answers[0].problem["code"]) == (503, "shutting_down")
     again = start_server(**settings)
-    answer = again.post("/apply", body, headers=headers)
-    assert answer.headers["idempotency-replayed"] == "true"
-    assert answer.tree["y"] == [14.0]
+    listed = json.loads(again.get("/jobs").body)["jobs"]
+    assert [job["id"] for job in listed] == [running], (
+        "the caller was told that its call has not begun"
+    )
+    assert again.post("/apply", body, headers=headers).tree["y"] == [14.0]
+
+
+def test_a_job_that_is_acknowledged_and_waited_for_is_kept(start_server, tmp_path, wait_until):
+    """One caller was given the id of the job, a second one waits with the same key."""
+    settings = {
+        "components": JOB_COMPONENT, "workers": 1, "grace_s": 0.1,
+        "jobs_folder": str(tmp_path / "jobs"),
+    }  # fmt: skip
+    served = start_server(**settings)
+    stuck = {"x": [1.0], "action": "stuck"}
+    running = job_of(served.post("/apply?wait=false", {"inputs": stuck}))
+    wait_until(lambda: find(served, running)["state"] == "running")
+    body, answers, connections = {"inputs": {"x": [7.0]}}, {}, []
+    for key in ("waits-first", "waits-second"):
+
+        def wait(key=key):
+            answers[key] = served.post("/apply", body, headers={"Idempotency-Key": key})
+
+        connections.append(threading.Thread(target=wait))
+    submit = lambda: job_of(  # noqa: E731
+        served.post("/apply?wait=false", body, headers={"Idempotency-Key": "waits-second"})
+    )
+    second = submit()
+    for thread in connections:
+        thread.start()
+    wait_until(lambda: json.loads(served.get("/status").body)["jobs"]["queued"] == 2)
+    first = job_of(
+        served.post("/apply?wait=false", body, headers={"Idempotency-Key": "waits-first"})
+    )
+    assert submit() == second
+    served.stop()
+    for thread in connections:
+        thread.join()
+    assert {answer.problem["code"] for answer in answers.values()} == {"job_kept"}
+    again = start_server(**settings)
+    wait_until(lambda: all_final(again, [first, second]))
+    for key in answers:
+        answer = again.post("/apply", body, headers={"Idempotency-Key": key})
+        assert answer.headers["idempotency-replayed"] == "true"
+        assert answer.tree["y"] == [14.0]
 
 
 def test_jobs_of_a_component_that_is_gone(start_server, tmp_path, component_path):

@@ -104,7 +104,6 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         timeout: float | None = None,
         retries: int = 2,
         idempotent: bool | Literal["key"] = False,
-        shared_jobs: bool = False,
         share_memory: bool = True,
         verify: Verify = True,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
@@ -129,7 +128,6 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             idempotent: `True`: calls may run twice; they are then repeated also when the connection broke
                 later. `"key"`: they are repeated with an `Idempotency-Key`, by which a server of Chainrule
                 knows them: it runs each at most once, as a job, which costs it a write to its disk.
-            shared_jobs: the servers have one job store, so that each knows the keys of all; see `from_urls`.
             share_memory: let arrays go through shared memory when the server is on this host.
             verify: how certificates of `https` are checked: a PEM file of authorities to trust, or an
                 `ssl.SSLContext`; `False` trusts any.
@@ -152,9 +150,7 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             return cls(HttpTransport(url, **settings))
         from chainrule.client._servers import ServerOptions, ServersTransport, check_resolve
 
-        options = ServerOptions(
-            **settings, shared_jobs=shared_jobs, startup_timeout=startup_timeout
-        )
+        options = ServerOptions(**settings, startup_timeout=startup_timeout)
         return cls(ServersTransport([url], options, check_resolve(resolve), resolve_every))
 
     @classmethod
@@ -167,7 +163,6 @@ class Component(EndpointMethods, AsyncEndpointMethods):
         timeout: float | None = None,
         retries: int = 2,
         idempotent: bool | Literal["key"] = False,
-        shared_jobs: bool = False,
         share_memory: bool = True,
         verify: Verify = True,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
@@ -187,8 +182,6 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             retries: as in `from_url`; what certainly has not run goes to another server at once.
             idempotent: as in `from_url`; with `True`, calls whose server is lost are repeated at another
                 one. With `"key"` they are repeated at the same one.
-            shared_jobs: the servers have one job store: with `idempotent="key"`, a call whose server is lost
-                is then repeated at another one, which knows the key.
             share_memory: as in `from_url`.
             verify: as in `from_url`.
             max_answer_bytes: as in `from_url`.
@@ -206,7 +199,6 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             timeout=timeout,
             retries=retries,
             idempotent=idempotent,
-            shared_jobs=shared_jobs,
             share_memory=share_memory,
             verify=verify,
             max_answer_bytes=max_answer_bytes,

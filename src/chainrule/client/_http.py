@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from http import HTTPStatus
 from os import PathLike
@@ -60,6 +60,23 @@ Idempotent = bool | Literal["key"]
 """Whether calls may run twice; `"key"`: they may not, and every call has a key by which a server knows it."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CallKey:
+    """By what a server knows a call that it is sent again.
+
+    Attributes:
+        text: random, or what the caller of `submit` has chosen.
+        store: the jobs among which the key is known once a server has had the call (`JobStore.id`); `None`
+            for those that the server has now. A server with other jobs refuses the call, and nothing has run.
+    """
+
+    text: str
+    store: str | None = None
+
+
+_STORE_HEADER = "Chainrule-Job-Store"
 
 # A server with several components has each of them at such a path below its own.
 _COMPONENT_PATH = re.compile(r"/c/[^/]+$")
@@ -141,6 +158,7 @@ class HttpTransport(Transport):
         self._lock = threading.Lock()
         self._agreement = threading.Lock()
         self._document: dict[str, Any] | None = None
+        self._job_store: str | None = None
         self._dialect: Dialect | None = None
         self._memory: SharedMemory | None = None
         self._passes = PassTokens(lambda answer: read_answer(answer, self._limits))
@@ -153,6 +171,11 @@ class HttpTransport(Transport):
     def known_document(self) -> dict[str, Any] | None:
         """The server's document, once it has been asked for."""
         return self._document
+
+    @property
+    def job_store(self) -> str | None:
+        """The id of the server's jobs, as its document had it when it was read last."""
+        return self._job_store
 
     def describe(self) -> dict[str, Any]:
         """The server's OpenAPI document, asked for once."""
@@ -189,6 +212,8 @@ class HttpTransport(Transport):
                 "nothing of endpoints and schemas.",
                 code="not_a_component",
             )
+        # It is the server's, not the component's: servers of one component have equal documents.
+        self._job_store = document.pop("x-job-store", None)
         return document
 
     def _ask_for_document(self, deadline: Deadline | None) -> dict[str, Any]:
@@ -229,7 +254,7 @@ class HttpTransport(Transport):
         ticket: Ticket | None = None,
     ) -> Any:
         """Ask an endpoint of the served component; the caller's trace, if there is one, goes on there."""
-        key = new_key() if self._idempotent == BY_KEY else None
+        key = CallKey(new_key()) if self._idempotent == BY_KEY else None
         return self.call_with_key(endpoint, payload, run_id=run_id, ticket=ticket, key=key)
 
     def call_with_key(
@@ -239,7 +264,7 @@ class HttpTransport(Transport):
         *,
         run_id: str | None,
         ticket: Ticket | None,
-        key: str | None,
+        key: CallKey | None,
     ) -> Any:
         """`call`, with a key by which a server of Chainrule knows a call that is repeated."""
         facts = {"server.address": str(self._pool.origin), "chainrule.endpoint": endpoint}
@@ -252,7 +277,7 @@ class HttpTransport(Transport):
         payload: Mapping[str, Any],
         run_id: str | None,
         ticket: Ticket,
-        key: str | None,
+        key: CallKey | None,
     ) -> Any:
         with self._devices.exchanging(payload) as message:
             return self._call_with(message, endpoint, payload, run_id, ticket, key)
@@ -264,7 +289,7 @@ class HttpTransport(Transport):
         payload: Mapping[str, Any],
         run_id: str | None,
         ticket: Ticket,
-        key: str | None,
+        key: CallKey | None,
     ) -> Any:
         """`_call` with the message that has its arrays on a GPU, if there are any."""
         dialect = self._agree()
@@ -279,8 +304,6 @@ class HttpTransport(Transport):
             headers["Tesseract-Exports-Done"] = message.done
         if accept is not None:
             headers["Accept"] = accept
-        if key is not None and dialect.is_native:
-            headers["Idempotency-Key"] = key
         target = path if run_id is None else f"{path}?run_id={quote(run_id, safe='')}"
 
         sent = on_host(payload) if message is None else message.payload
@@ -299,7 +322,7 @@ class HttpTransport(Transport):
                 return read(send(pieces, {}), self._limits)
             return self._passes.call(endpoint, sent, pieces, send)
 
-        return self._as_known(ask)
+        return self._as_known(ask, key if dialect.is_native else None)
 
     def device_library(self) -> DeviceLibrary | None:
         """What holds arrays on the GPU of the server, if it is of this host."""
@@ -316,18 +339,19 @@ class HttpTransport(Transport):
         is_native = self._agree().is_native
         return DeviceLinks(self.place, check if is_offered else None, is_native=is_native)
 
-    def _as_known(self, ask: Callable[[Mapping[str, str]], T]) -> T:
-        """What `ask` gives with the header that names the version of the component that is known here.
+    def _as_known(self, ask: Callable[[Mapping[str, str]], T], key: CallKey | None) -> T:
+        """What `ask` gives with the headers that name what is known here: the component's version, the jobs.
 
-        A server with another version refuses the call; if its callers need not care, it gets it once more.
+        A server with another version, or other jobs, refuses the call before anything has run. If its callers
+        need not care, it gets it once more.
 
         Raises:
             TransportError: the component has another interface now (`schema_changed`).
         """
         try:
-            return ask(self._known_version())
+            return ask(self._known(key))
         except TransportError as error:
-            if error.code != "component_changed" or self._is_one_of_many:
+            if error.code not in CHANGED or self._is_one_of_many:
                 raise
         before, after = self.describe(), self._read_document()
         changes = [change for change in compare_interfaces(before, after) if change.breaks]
@@ -338,11 +362,13 @@ class HttpTransport(Transport):
                 code="schema_changed",
             )
         self._document = after
-        return ask(self._known_version())
+        return ask(self._known(key))
 
-    def _known_version(self) -> dict[str, str]:
-        version = self.describe()["info"].get("x-content-hash")
-        return {} if version is None else {"Chainrule-Content-Hash": version}
+    def _known(self, key: CallKey | None) -> dict[str, str]:
+        known = {"Chainrule-Content-Hash": self.describe()["info"].get("x-content-hash")}
+        if key is not None:
+            known |= {"Idempotency-Key": key.text, _STORE_HEADER: key.store or self._job_store}
+        return {name: value for name, value in known.items() if value is not None}
 
     def submit(
         self,
@@ -353,11 +379,12 @@ class HttpTransport(Transport):
         idempotency_key: str | None = None,
     ) -> Job | None:
         """Have the server take a call on as a job; `None` when it is not one of Chainrule."""
-        info = self.take_on(endpoint, payload, run_id=run_id, key=idempotency_key or new_key())
+        key = CallKey(idempotency_key or new_key())
+        info = self.take_on(endpoint, payload, run_id=run_id, key=key)
         return None if info is None else self._job(info)
 
     def take_on(
-        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None, key: str
+        self, endpoint: str, payload: Mapping[str, Any], *, run_id: str | None, key: CallKey
     ) -> JobInfo | None:
         """Have the server take a call on as a job; `None` when it is not one of Chainrule.
 
@@ -370,12 +397,7 @@ class HttpTransport(Transport):
         dialect = self._agree()
         if not dialect.is_native:
             return None
-        headers = {
-            **self._headers,
-            "Content-Type": dialect.content_type,
-            **_trace_headers(),
-            "Idempotency-Key": key,
-        }
+        headers = {**self._headers, **_trace_headers(), "Content-Type": dialect.content_type}
         query = {"wait": "false"}
         if self._idempotent is True:
             query["idempotent"] = "true"
@@ -386,12 +408,13 @@ class HttpTransport(Transport):
 
         def ask(known: Mapping[str, str]) -> JobInfo:
             request = Request("POST", target, {**headers, **known}, pieces)
-            answer = self._repeat(partial(self._pool.exchange, request, ticket), True, ticket)
+            may_repeat = self._is_known_again(request)
+            answer = self._repeat(partial(self._pool.exchange, request, ticket), may_repeat, ticket)
             if answer.status != HTTPStatus.ACCEPTED:
                 read_answer(answer)
             return JobInfo.from_json(orjson.loads(bytes(answer.body)))
 
-        return self._as_known(ask)
+        return self._as_known(ask, key)
 
     def job(self, job_id: str) -> Job:
         """A job that the server has taken on before."""
@@ -452,6 +475,7 @@ class HttpTransport(Transport):
 
     def _exchange(self, request: Request, ticket: Ticket) -> Answer:
         is_keyed = "Idempotency-Key" in request.headers
+        may_repeat = request.method != "POST" or self._is_known_again(request)
 
         def once(deadline: Deadline) -> Answer:
             def send(request: Request) -> Answer:
@@ -463,7 +487,11 @@ class HttpTransport(Transport):
                 return send(request)
             return self._memory.exchange(request, send)
 
-        return self._repeat(once, is_keyed or request.method != "POST", ticket)
+        return self._repeat(once, may_repeat, ticket)
+
+    def _is_known_again(self, request: Request) -> bool:
+        """Whether the server knows a call that it is sent again; of several, the caller chooses one."""
+        return _STORE_HEADER in request.headers and not self._is_one_of_many
 
     def _repeat(
         self, once: Callable[[Deadline], Answer], may_repeat: bool, ticket: Ticket
@@ -476,7 +504,7 @@ class HttpTransport(Transport):
         may_repeat = may_repeat or self._idempotent is True
         pause_s = _FIRST_PAUSE_S
         attempts_left, since = self._retries, None
-        may_have_run = False
+        may_have_run: LostConnectionError | None = None
         deadline = Deadline(self._timeout_s)
         while True:
             wait_s = pause_s
@@ -489,13 +517,19 @@ class HttpTransport(Transport):
                 is_safe = not error.was_sent or may_repeat
                 # Over all attempts, and told to the caller: of two attempts, the first of which was sent, the
                 # second may fail to connect, and the call may have run all the same.
-                may_have_run = error.was_sent = error.was_sent or may_have_run
+                if error.was_sent:
+                    may_have_run = may_have_run or error
+                error.was_sent = may_have_run is not None
                 if self._is_one_of_many and not may_have_run:
                     raise
                 is_late = not deadline.allows(pause_s)
                 if not attempts_left or not is_safe or is_late or ticket.is_cancelled:
                     raise
             else:
+                is_changed = answer.status == HTTPStatus.PRECONDITION_FAILED
+                if may_have_run and is_changed and self._idempotent is not True:
+                    # Another server is in the place of the one that may have run the call.
+                    raise may_have_run
                 if not answer.was_turned_away or ticket.is_cancelled:
                     return answer
                 if self._is_one_of_many and not may_have_run:
@@ -517,6 +551,10 @@ class HttpTransport(Transport):
 def new_key() -> str:
     """An `Idempotency-Key` for one call."""
     return secrets.token_hex(16)
+
+
+CHANGED = frozenset(("component_changed", "job_store_other"))
+"""What a server answers that is not the one that was asked before: nothing has run."""
 
 
 def check_idempotent(value: Idempotent) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from chainrule._errors import ChainruleError, InputError, NotGrantedError
 from chainrule.client._compatibility import compare_interfaces, shown_changes
-from chainrule.client._http import HttpTransport
+from chainrule.client._http import CallKey, HttpTransport
 from chainrule.client._pool import Dispatcher, Keeper, Replica, Slot
 from chainrule.client._transport import Ticket
 
@@ -66,7 +66,7 @@ class ServerReplica(Replica):
         *,
         run_id: str | None = None,
         ticket: Ticket | None = None,
-        key: str | None = None,
+        key: CallKey | None = None,
     ) -> Any:
         """Have the server answer."""
         return self.transport.call_with_key(

@@ -15,8 +15,9 @@ A server is in one of these states:
 `_server_keeping` asks the servers that are not up whether they are.
 
 The invariant: a call is sent again only where that is safe. That is so when it never left, when the server
-says that it has not begun, and when the caller said that calls may run twice. With `idempotent="key"` a call
-is sent to the same server again, which knows it by its key.
+says that it has not begun, and when the caller said that calls may run twice. A call with a key that may have
+begun is sent again to a server with the same jobs, which knows it by its key: the server that was asked, once
+that is back, or one that shares its jobs.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ from chainrule.client._connections import (
 )
 from chainrule.client._http import (
     BY_KEY,
+    CHANGED,
+    CallKey,
     HttpTransport,
     Idempotent,
     check_idempotent,
@@ -88,7 +91,9 @@ _REMEMBERED = 4096
 # Servers that an error lists.
 _SHOWN = 8
 # What a server answers that takes no calls of this handle any more, or none before it was looked at again.
-_GONE = frozenset(("shutting_down", "component_changed"))
+_GONE = CHANGED | {"shutting_down", "job_kept"}
+# How often a call with a key looks for a server that knows it.
+_LOOK_S = 0.1
 # In place of an endpoint: a call that becomes a job, and has a key.
 _SUBMIT = "submit"
 # What such an endpoint computes changes nothing, and may be computed twice.
@@ -151,7 +156,6 @@ class ServerOptions:
     timeout: float | None
     retries: int
     idempotent: Idempotent
-    shared_jobs: bool
     share_memory: bool
     verify: Verify
     max_answer_bytes: int
@@ -257,10 +261,8 @@ class ServersTransport(ReplicatedTransport):
     def describe(self) -> dict[str, Any]:
         """The document of the first server that answered."""
         self.start()
-        if self._servers.document is None:
-            with self._dispatcher.lease(ticket=Ticket()):
-                pass  # waits until a server is up
-        assert self._servers.document is not None, "set before a server is marked as up"
+        if self._servers.document is None:  # none was up: wait for the first one
+            return self._attempt_at("describe", lambda server: server.transport.describe())
         return self._servers.document
 
     @property
@@ -309,12 +311,14 @@ class ServersTransport(ReplicatedTransport):
         """
         self.start()
         ticket = ticket or Ticket()
-        key = new_key() if self._options.idempotent == BY_KEY else None
 
-        def ask(server: ServerReplica) -> Any:
+        def ask(server: ServerReplica, key: CallKey | None = None) -> Any:
             return server.call(endpoint, payload, run_id=run_id, ticket=ticket, key=key)
 
-        return self._attempt_at(endpoint, ask, self._point(endpoint, payload), ticket)
+        point = self._point(endpoint, payload)
+        if self._options.idempotent != BY_KEY:
+            return self._attempt_at(endpoint, ask, point, ticket)
+        return self._attempt_with_key(endpoint, ask, new_key(), point, ticket)
 
     def submit(
         self,
@@ -329,13 +333,13 @@ class ServersTransport(ReplicatedTransport):
         A key of the caller's own belongs to one server, as long as that is up: the call may come again.
         """
         self.start()
-        key = idempotency_key or new_key()
-        content = None if idempotency_key is None else key.encode()
+        text = idempotency_key or new_key()
+        content = None if idempotency_key is None else text.encode()
 
-        def ask(server: ServerReplica) -> tuple[ServerReplica, JobInfo | None]:
+        def ask(server: ServerReplica, key: CallKey) -> tuple[ServerReplica, JobInfo | None]:
             return server, server.transport.take_on(endpoint, payload, run_id=run_id, key=key)
 
-        server, info = self._attempt_at(_SUBMIT, ask, content)
+        server, info = self._attempt_with_key(_SUBMIT, ask, text, content, Ticket())
         if info is None:
             return None
         self._homes.put(info.id, server.id)
@@ -369,11 +373,63 @@ class ServersTransport(ReplicatedTransport):
         point: bytes | None = None,
         ticket: Ticket | None = None,
     ) -> T:
-        def ask_server(replica: Replica) -> T:
-            assert isinstance(replica, ServerReplica), "only servers are added"
-            return ask(replica)
+        return self.attempt(endpoint, point, _asking(ask), ticket or Ticket())
 
-        return self.attempt(endpoint, point, ask_server, ticket or Ticket())
+    def _attempt_with_key(
+        self,
+        endpoint: str,
+        ask: Callable[[ServerReplica, CallKey], T],
+        text: str,
+        point: bytes | None,
+        ticket: Ticket,
+    ) -> T:
+        """What `ask` gives for some server; once a server may have begun, for one that knows the key."""
+        store: str | None = None
+
+        def ask_any(server: ServerReplica) -> T:
+            nonlocal store  # of the last attempt, which is the only one that may have begun
+            store = server.transport.job_store
+            return ask(server, CallKey(text, store))
+
+        try:
+            return self._attempt_at(endpoint, ask_any, point, ticket)
+        except ServerLostError as error:
+            if not error.was_sent or store is None or ticket.is_cancelled:
+                raise
+            lost = error
+        key = CallKey(text, store)
+        return self._ask_again(endpoint, lambda server: ask(server, key), store, lost, ticket)
+
+    def _ask_again(
+        self,
+        endpoint: str,
+        ask: Callable[[ServerReplica], T],
+        store: str,
+        lost: ServerLostError,
+        ticket: Ticket,
+    ) -> T:
+        """What `ask` gives for a server with some jobs, waited for.
+
+        Such a call takes no lease: its server has counted it already, and all of them together are no more
+        than this handle had under way.
+        """
+        patience_s = max(ticket.patience_s, self._options.startup_timeout)
+        until = time.monotonic() + patience_s
+        while not ticket.is_cancelled and time.monotonic() < until:
+            for slot in self._dispatcher.slots:
+                server = server_of(slot)
+                if not slot.is_up or server.transport.job_store != store:
+                    continue
+                with contextlib.suppress(ServerLostError):
+                    return self._ask(slot, _asking(ask), ticket)
+            ticket.pause(_LOOK_S)
+        raise ReplicaLostError(
+            f"{lost.message} {endpoint} may have run. It was not sent again, because within {patience_s:g} s "
+            "no server was up that knows its key. Pass a longer startup_timeout if servers take longer to "
+            "come back, or idempotent=True if calls may run twice.",
+            code=lost.code,
+            details=lost.details,
+        ) from lost
 
     def _lease(
         self, endpoint: str, point: bytes | None, last: str | None, ticket: Ticket
@@ -421,9 +477,7 @@ class ServersTransport(ReplicatedTransport):
         if (is_broken and error.code == "unreachable") or error.code in _GONE:
             if self._dispatcher.mark_lost(slot):
                 self._servers.lost(slot, error.message)
-            # A call with a key may have begun where a server stops: it has become a job.
-            is_job = error.code == "shutting_down" and self._options.idempotent == BY_KEY
-            may_have_run = getattr(error, "was_sent", is_job)
+            may_have_run = getattr(error, "was_sent", error.code == "job_kept")
             return ServerLostError(error, was_sent=may_have_run, never_began=not may_have_run)
         if status == 503 and "retry_after_s" in error.details:
             if self._dispatcher.turn_away(slot):
@@ -441,7 +495,9 @@ class ServersTransport(ReplicatedTransport):
             self._servers.lost(
                 slot, f"several calls failed in a row; the last one: {error.message}"
             )
-        if error.code == "timeout":
+        # The record of a call with a key says that its worker died: that is its answer at every server.
+        is_recorded = error.code == "worker_crashed" and self._options.idempotent == BY_KEY
+        if error.code == "timeout" or is_recorded:
             return None
         return ServerLostError(error, was_sent=getattr(error, "was_sent", True))
 
@@ -453,6 +509,8 @@ class ServersTransport(ReplicatedTransport):
         if ticket.is_cancelled:
             raise error
         if error.was_sent and not self._may_run_twice(endpoint):
+            if self._has_key(endpoint):
+                raise error  # see `_attempt_with_key`
             raise ReplicaLostError(
                 f"{error.message} {endpoint} was not sent to another server, because it may have run. Pass "
                 "idempotent=True if calls may run twice.",
@@ -472,9 +530,20 @@ class ServersTransport(ReplicatedTransport):
 
     def _may_run_twice(self, endpoint: str) -> bool:
         """Whether a call that may have run can be sent to another server."""
-        is_keyed = self._options.idempotent == BY_KEY or endpoint == _SUBMIT
-        is_known_there = is_keyed and self._options.shared_jobs
-        return self._idempotent or is_known_there or endpoint in _READING
+        return self._idempotent or endpoint in _READING
+
+    def _has_key(self, endpoint: str) -> bool:
+        return self._options.idempotent == BY_KEY or endpoint == _SUBMIT
+
+
+def _asking(ask: Callable[[ServerReplica], T]) -> Callable[[Replica], T]:
+    """What asks a server, for a dispatcher of any replicas."""
+
+    def ask_server(replica: Replica) -> T:
+        assert isinstance(replica, ServerReplica), "only servers are added"
+        return ask(replica)
+
+    return ask_server
 
 
 class _JobServers(JobServer):

@@ -278,6 +278,7 @@ class Server:
         facts = service.facts
         # Routes of the server are below its root, not below every component.
         document = dict(facts.openapi if prefix else with_server_routes(facts.openapi))
+        document["x-job-store"] = self._jobs.store_id
         document["x-added"] = [name for name in facts.endpoints if name in ADDED]
         if self._options.max_upload_bytes:
             document["x-files"] = {"max_bytes": self._options.max_upload_bytes}
@@ -318,7 +319,7 @@ class Server:
         Jobs are held first: a job that began during the grace period would be killed at its end.
         """
         self.is_draining = True
-        self._jobs.hold()
+        await self._jobs.hold()
         # All pools at the same time: one after the other, each would have its own grace period.
         await asyncio.gather(*(pool.drain(self._options.grace_s) for pool in self._pools))
         await self.stop()

@@ -40,6 +40,8 @@ _NO_QUERY: Mapping[str, str] = {}
 _MAX_TEXT = 1024
 # By this a caller names the version of the component that it knows: `x-content-hash` of its document.
 CONTENT_HASH_HEADER = b"chainrule-content-hash"
+# By this a caller names the jobs among which the key of its call is known, or is to be: `x-job-store`.
+JOB_STORE_HEADER = b"chainrule-job-store"
 # By this, a caller asks for the inputs of a forward pass to be kept, and names them later.
 FORWARD_PASS_HEADER = b"chainrule-forward-pass"
 
@@ -108,6 +110,8 @@ class Endpoint:
         # request cannot be answered learns that before it has sent gigabytes, and holds no memory of `Intake`
         # meanwhile.
         is_job = b"idempotency-key" in headers or not waits
+        if is_job:
+            self._jobs.check_store(headers.get(JOB_STORE_HEADER))
         memory = self._claim(headers, nbytes, is_job=is_job)
         if memory is not None and memory.body is not None:
             nbytes = memory.body.nbytes

@@ -50,7 +50,7 @@ from chainrule.serve._jobs._store import (
     stored,
 )
 
-_VERSION = 4
+_VERSION = 5
 _COUNTED = f"""
 CREATE TABLE tally (name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO tally VALUES {", ".join(f"('{name}', 0)" for name in (*STATES, "bytes"))};
@@ -77,6 +77,10 @@ _LISTED = """
 CREATE INDEX jobs_by_component ON jobs (component);
 CREATE INDEX jobs_by_component_and_state ON jobs (component, state);
 """
+_IDENTIFIED = """
+CREATE TABLE store (id TEXT NOT NULL);
+INSERT INTO store VALUES (lower(hex(randomblob(12))));
+"""
 _SCHEMA = f"""
 CREATE TABLE jobs
     (number INTEGER PRIMARY KEY AUTOINCREMENT, request BLOB, result BLOB, {", ".join(COLUMNS)});
@@ -86,6 +90,7 @@ CREATE UNIQUE INDEX jobs_by_key ON jobs (component, endpoint, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
 {_COUNTED}
 {_LISTED}
+{_IDENTIFIED}
 PRAGMA user_version = {_VERSION};
 """
 # From a version to the next one.
@@ -99,6 +104,7 @@ UPDATE tally SET n = (SELECT COUNT(*) FROM jobs WHERE state = name) WHERE name <
 UPDATE tally SET n = (SELECT ifnull(SUM(result_bytes), 0) FROM jobs) WHERE name = 'bytes';
 """,
     3: _LISTED,
+    4: _IDENTIFIED,
 }
 # How many results are dropped in one step.
 _BATCH = 500
@@ -162,6 +168,7 @@ class FileJobStore(JobStore):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _locked(self.folder / "lock")
             self._database = self._connect()
+            (self.id,) = self._database.execute("SELECT id FROM store").fetchone()
             self._make_private()
         except StorageError:
             raise
@@ -274,6 +281,15 @@ class FileJobStore(JobStore):
             if not record.is_final:
                 self._signals.cancel_asked(job_id)
         return None
+
+    def forget(self, job_id: str) -> bool:
+        """Remove a job that waits; whether it did."""
+        for number, record in self._rows("WHERE id = ?", job_id):
+            if self._queue(record.component).remove(number):
+                self._change("DELETE FROM jobs WHERE id = ?", job_id)
+                self._files.remove(f"{job_id}.request")
+                return True
+        return False
 
     def give_back(self, record: JobRecord) -> None:
         """Let a job that is held but has not been started wait again."""

@@ -155,8 +155,10 @@ class PostgresJobStore(JobStore):
                     connection.execute(sql.SECOND)
                     connection.execute("UPDATE chainrule_jobs_format SET version = 2")
                     version = 2
-                if version == sql.VERSION and self._objects is not None:
-                    self._check_place(connection, self._objects)
+                if version == sql.VERSION:
+                    self.id = self._identify(connection)
+                    if self._objects is not None:
+                        self._check_place(connection, self._objects)
         except psycopg.OperationalError as error:
             raise _unreachable(
                 f"It says: {_said(error)}. Check that it runs, and the host, the database, the user and the "
@@ -174,6 +176,18 @@ class PostgresJobStore(JobStore):
                 f"format {sql.VERSION}. Update Chainrule on this server, or give it another database.",
                 code="jobs_database_format",
             )
+
+    def _identify(self, connection: psycopg.Connection) -> str:
+        """The id of these jobs, which their first server has given them."""
+        # Not a part of the format: servers that do not know this table may go on using the others.
+        (table,) = _row(connection.execute("SELECT to_regclass('chainrule_jobs_store')"))
+        if table is None:
+            connection.execute("CREATE TABLE chainrule_jobs_store (id text NOT NULL)")
+            connection.execute(
+                "INSERT INTO chainrule_jobs_store VALUES (%s)", [secrets.token_hex(12)]
+            )
+        (found,) = _row(connection.execute("SELECT id FROM chainrule_jobs_store"))
+        return found
 
     def _check_place(self, connection: psycopg.Connection, objects: Objects) -> None:
         """Find the mark that the first server with large bodies left among them.
@@ -297,6 +311,14 @@ class PostgresJobStore(JobStore):
         with self._lock:
             self._held[record.id] = _Held(record)
         return record
+
+    def forget(self, job_id: str) -> bool:
+        """Remove a job that waits; whether it did."""
+        row = self._do(lambda connection: connection.execute(sql.FORGET, {"id": job_id}).fetchone())
+        if row is None:
+            return False
+        self._remove(row[0])
+        return True
 
     def give_back(self, record: JobRecord) -> None:
         """Let a job that is held but has not been started wait again."""

@@ -36,6 +36,14 @@ from chainrule.serve._problems import problem_reply
 _MAX_KEY = 255
 
 
+class OtherJobStoreError(ChainruleError):
+    """A call whose key another store of jobs may know: HTTP 412. Nothing was run."""
+
+    default_code = "job_store_other"
+    http_status = 412
+    exit_code = 1
+
+
 class JobGoneError(ChainruleError):
     """A job whose answer cannot be had any more: HTTP 410."""
 
@@ -55,6 +63,18 @@ class JobReplies:
         self.jobs = jobs
         self._config = config
 
+    def check_store(self, expected: bytes | None) -> None:
+        """Refuse a call that is meant for a server with other jobs than this one.
+
+        A caller that does not know whether its call has run may repeat it only where its key is known.
+        """
+        if expected is not None and expected != self.jobs.store_id.encode():
+            raise OtherJobStoreError(
+                "This server does not have the jobs that Chainrule-Job-Store names: a call that another "
+                "server was given with this key could run twice here. x-job-store in /openapi.json is the "
+                "name of the jobs of this server."
+            )
+
     async def answer(
         self, service: Service, call: Call, *, key: str | None, waits: bool, is_idempotent: bool
     ) -> Reply:
@@ -73,13 +93,30 @@ class JobReplies:
                 f"An Idempotency-Key has 1 to {_MAX_KEY} characters.", code="bad_idempotency_key"
             )
         Run(self._config, run_id=call.run_id)
-        record, is_new = await self.jobs.submit(service, call, key, is_idempotent=is_idempotent)
+        record, is_new = await self.jobs.submit(
+            service, call, key, is_idempotent=is_idempotent, waits=waits
+        )
         if not waits:
             return self.describe(record, 202, is_repeated=not is_new)
-        record = await self.jobs.wait(record)
+        try:
+            record = await self.jobs.wait(record)
+        finally:
+            if is_new:
+                self.jobs.let_be_kept(record)
         if not record.is_final:
-            raise CallError.stopping()
+            raise self._stopping(record)
         return _with_headers(await self.result(record, call.accept), record, not is_new)
+
+    def _stopping(self, record: JobRecord) -> CallError:
+        """What a caller gets whose job is not over when the server stops."""
+        if record.id in self.jobs.forgotten:
+            return CallError.stopping()
+        return CallError.unavailable(
+            f"The server is stopping. The call is kept as job {record.id}; send it again with its "
+            "Idempotency-Key to a server that has these jobs.",
+            "job_kept",
+            5,
+        )
 
     def describe(self, record: JobRecord, status: int = 200, *, is_repeated: bool = False) -> Reply:
         """A job object."""

@@ -63,6 +63,9 @@ class Jobs:
     Args:
         options: where jobs are kept, how long, how many.
         output: where the output of jobs goes as well.
+
+    Attributes:
+        forgotten: jobs that had not begun when the server was stopped, and never will.
     """
 
     def __init__(self, options: ServeOptions, output: Output) -> None:
@@ -73,6 +76,8 @@ class Jobs:
         self._threads: ThreadPoolExecutor | None = None
         self._live: dict[str, LiveJob] = {}
         self._to_cancel: set[str] = set()
+        self._unacknowledged: set[str] = set()
+        self.forgotten: set[str] = set()
         self._work_came = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -119,10 +124,21 @@ class Jobs:
             folder = self._temporary.path
         return FileJobStore(folder, **settings)
 
+    @property
+    def store_id(self) -> str:
+        """By which callers know where the keys of their calls are known."""
+        return self._store.id
+
     # What callers do
 
     async def submit(
-        self, service: Service, call: Call, key: str | None = None, *, is_idempotent: bool = False
+        self,
+        service: Service,
+        call: Call,
+        key: str | None = None,
+        *,
+        is_idempotent: bool = False,
+        waits: bool = False,
     ) -> tuple[JobRecord, bool]:
         """Take a job on, or find the one that was taken on with the same key.
 
@@ -131,6 +147,7 @@ class Jobs:
             call: the request, with its body as bytes.
             key: its `Idempotency-Key`.
             is_idempotent: whether the caller says that the call may run twice.
+            waits: whether the caller waits for the end, and calls `let_be_kept` then.
 
         Returns:
             The job, and whether it is new.
@@ -158,15 +175,19 @@ class Jobs:
             is_idempotent=is_idempotent,
         )
         record = replace(record, run_id=call.run_id or record.id)
-        add = partial(self._store.add, record, call.body, max_waiting=self._options.max_jobs)
-        adding = asyncio.ensure_future(self._in_thread(add))
-        # The thread cannot be stopped, so the row appears in any case. `shield` keeps the future, and the
-        # callback wakes a worker for a job whose caller is gone.
-        # Also where the caller leaves meanwhile: the job is stored all the same.
-        adding.add_done_callback(lambda _: self.work_came())
-        found = await asyncio.shield(adding)
+        if waits:
+            # Before the job can be found by its key: a caller that finds it, and is told of it, comes later.
+            self._unacknowledged.add(record.id)
+        try:
+            found = await self._add(record, call.body)
+        except BaseException:
+            self.let_be_kept(record)
+            raise
         if found.id == record.id:
             return found, True
+        self.let_be_kept(record)
+        if not waits:
+            self.let_be_kept(found)
         # The digest is of the bytes as they came. Two encodings of the same values are different requests:
         # telling that they are equal would need the component's schema, and a false yes would give out a
         # wrong answer.
@@ -177,6 +198,15 @@ class Jobs:
                 details={"job": found.id},
             )
         return self._now(found), False
+
+    async def _add(self, record: JobRecord, body: Any) -> JobRecord:
+        """Store a job, or find the one with its key."""
+        add = partial(self._store.add, record, body, max_waiting=self._options.max_jobs)
+        adding = asyncio.ensure_future(self._in_thread(add))
+        # The thread cannot be stopped, so the row appears in any case. `shield` keeps the future, and the
+        # callback wakes a worker for a job whose caller is gone.
+        adding.add_done_callback(lambda _: self.work_came())
+        return await asyncio.shield(adding)
 
     async def get(self, job_id: str) -> JobRecord:
         """What is known of a job.
@@ -251,6 +281,10 @@ class Jobs:
         if withdrawn is not None:
             await self._finish(self._hold(withdrawn), "cancelled", None)
         return await self.wait(record)
+
+    def let_be_kept(self, record: JobRecord) -> None:
+        """Note that the caller of a job waits no longer, or that another one was told of it."""
+        self._unacknowledged.discard(record.id)
 
     async def wait(self, record: JobRecord) -> JobRecord:
         """The job once it is over, or as it is when the server stops."""
@@ -546,10 +580,22 @@ class Jobs:
 
     # The end
 
-    def hold(self) -> None:
-        """Begin no more jobs; those that wait are for the next server."""
+    async def hold(self) -> None:
+        """Begin no more jobs; those that wait are for the next server, or for another one.
+
+        A job of which only a waiting caller knows is forgotten: the caller learns that it has not begun, and
+        may go to another server at once, also where that server does not have these jobs.
+        """
         self._is_stopping = True
         self.work_came()
+        while self._unacknowledged:
+            job_id = self._unacknowledged.pop()
+            try:
+                is_forgotten = await self._in_thread(self._store.forget, job_id)
+            except StorageError:
+                break  # they are kept
+            if is_forgotten:
+                self.forgotten.add(job_id)
         for live in list(self._live.values()):
             if not live.is_held:
                 live.end()  # callers who wait for it come back to the next server
@@ -559,7 +605,7 @@ class Jobs:
         if self._is_stopped:
             return
         self._is_stopped = True
-        self.hold()
+        await self.hold()
         running = [live.task for live in self._live.values() if live.task is not None]
         # Jobs get five seconds to store their ends: `pool.stop` has failed their calls by now. What is still
         # undecided then is for the store: a row that says `running` without a server is reported as failed.

@@ -6,6 +6,7 @@
     chainrule_jobs_tally        how many jobs there are of each state, counted by a trigger
     chainrule_jobs_servers      which servers run jobs of a component
     chainrule_jobs_format       the version of these tables
+    chainrule_jobs_store        the id of these jobs
     chainrule_jobs_place        the name of what marks the place of large bodies, once there is one
 
 What a server changes of a job that it holds is fenced: the statement names the owner, so that it changes
@@ -139,6 +140,15 @@ WITH taken AS (
 UPDATE chainrule_jobs SET owner = %(owner)s, lease_until = now() + make_interval(secs => %(lease)s),
     cancel_asked = true
     FROM taken WHERE chainrule_jobs.number = taken.number RETURNING {FIELDS}
+"""
+FORGET = """
+WITH taken AS (
+    DELETE FROM chainrule_jobs_waiting
+    WHERE number = (SELECT number FROM chainrule_jobs WHERE id = %(id)s)
+        AND component = (SELECT component FROM chainrule_jobs WHERE id = %(id)s)
+    RETURNING number)
+DELETE FROM chainrule_jobs USING taken WHERE chainrule_jobs.number = taken.number
+    RETURNING chainrule_jobs.request_object
 """
 GIVE_BACK = f"""
 WITH given AS (

@@ -187,11 +187,14 @@ class JobStore(ABC):
         threads: how many may call the methods at the same time.
         is_shared: whether other servers have the same jobs.
         poll_s: how often to look for work and for news of a job when no signal comes.
+        id: random, kept with the jobs. By it a caller tells whether a server, or the one that came in its
+            place, knows the idempotency keys that another server was given.
     """
 
     threads = 1
     is_shared = False
     poll_s: float | None = None
+    id: str
 
     def __init__(self, *, retention_s: float, max_bytes: int) -> None:
         self._retention_s = retention_s
@@ -231,6 +234,10 @@ class JobStore(ABC):
 
         Where a server holds it already, this server is told to end it, and `None` is returned.
         """
+
+    @abstractmethod
+    def forget(self, job_id: str) -> bool:
+        """Remove a job that waits, of which no caller was told; whether it waited. Others are left alone."""
 
     @abstractmethod
     def give_back(self, record: JobRecord) -> None:
@@ -349,7 +356,7 @@ def server_stopped() -> CallError:
     """The error of a job that was running when its server ended."""
     return CallError(
         "The server ended while this job was running. It is not run again unasked, because it may have had "
-        "effects; submit it again if that is safe.",
+        "effects. Submit it again if it may run twice; with idempotent=True, servers do that themselves.",
         code="server_stopped",
         status=503,
     )
