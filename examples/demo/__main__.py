@@ -130,10 +130,10 @@ def main() -> None:
         with console.status("starting three programs"):
             programs = stack.enter_context(started())
         result = study(programs, options.steps, console)
-    plot, page = _report.write(result, options.output)
+    commands = os.path.relpath(Path(sys.executable).parent)
+    plot, page = _report.write(result, options.output, commands=commands)
     console.print(f"\nplot    {plot.resolve()}\nreport  {page.resolve()}", soft_wrap=True)
-    bin_folder = os.path.relpath(Path(sys.executable).parent)
-    console.print(_NEXT.format(bin=bin_folder), soft_wrap=True, highlight=False)
+    console.print(_NEXT.format(bin=commands), soft_wrap=True, highlight=False)
 
 
 def study(programs: Programs, steps: int, console: Console) -> _report.Result:

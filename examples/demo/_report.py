@@ -47,8 +47,8 @@ class Result:
         }
 
 
-def write(result: Result, folder: Path) -> tuple[Path, Path]:
-    """The plot and the page; their paths."""
+def write(result: Result, folder: Path, *, commands: str) -> tuple[Path, Path]:
+    """The plot and the page; their paths. `commands` is the folder of the commands that the page names."""
     folder.mkdir(parents=True, exist_ok=True)
     figure = _draw(result)
     plot = folder / "demo.png"
@@ -56,7 +56,7 @@ def write(result: Result, folder: Path) -> tuple[Path, Path]:
     with plt.rc_context(_DARK):
         dark = _draw(result)
     page = folder / "report.html"
-    page.write_text(_page(result, _svg(figure), _svg(dark)), encoding="utf-8")
+    page.write_text(_page(result, _svg(figure), _svg(dark), commands), encoding="utf-8")
     plt.close("all")
     return plot, page
 
@@ -151,7 +151,7 @@ def _svg(figure: Any) -> str:
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]
 
 
-def _page(result: Result, light: str, dark: str) -> str:
+def _page(result: Result, light: str, dark: str, commands: str) -> str:
     facts = {
         "cost": f"{result.costs[0]:.4g} → {result.costs[-1]:.4g}",
         "gradient steps": f"{len(result.costs) - 1} in {result.seconds:.1f} s",
@@ -171,5 +171,5 @@ def _page(result: Result, light: str, dark: str) -> str:
     template = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     return template.substitute(
         tiles=tiles, table=table, light=light, dark=dark, code=html.escape(result.code), run=result.run,
-        pipeline=result.pipeline,
+        pipeline=result.pipeline, commands=html.escape(commands),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """The demo runs from start to end, and its parts are right."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -42,6 +43,8 @@ def test_demo_checks_its_gradient_improves_the_board_and_leaves_a_report(tmp_pat
     assert "http://127.0.0.1" in boxes["layout"]
     assert ", vjp " in boxes["heat"]
     assert "apply_component(programs.heat" in page
+    commands = os.path.relpath(Path(sys.executable).parent, ROOT)
+    assert f"{commands}/chainrule serve examples/demo" in unescape(page)
     assert not re.search(r"(src|href)=.http", page)
 
 

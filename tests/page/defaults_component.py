@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import BaseModel, Field
 
-from chainrule.runtime import Array, Differentiable, Float64
+from chainrule.runtime import Array, Differentiable, Float32, Float64
 
 
 class Layer(BaseModel):
@@ -32,6 +32,7 @@ class OutputSchema(BaseModel):
     long: Array[(None,), Float64]
     warm: Array[(2, 2), Float64]
     nearly: Array[(3, 2, 2), Float64]
+    colours: Array[(4, 4, 3), Float32]
 
 
 def apply(inputs: InputSchema) -> OutputSchema:
@@ -43,6 +44,9 @@ def apply(inputs: InputSchema) -> OutputSchema:
         long=rows,
         warm=np.array([[300.0, 300.05], [300.1, 300.2]]),
         nearly=np.arange(12.0).reshape(3, 2, 2),
+        colours=np.stack(np.broadcast_arrays(*np.ix_(*2 * [np.arange(4) / 3]), 0.2), 2)[
+            :, :, [1, 0, 2]
+        ],
     )
 
 

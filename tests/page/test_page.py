@@ -466,7 +466,7 @@ def defaults(open_page, url):
 
 def test_defaults_of_the_author_are_left_to_him(defaults):
     """(2 + 3) · 1.5 · 1.2 = 9, which is what `chainrule apply` gives without inputs."""
-    assert defaults.get_by_text("author's default").count() == 3
+    assert defaults.get_by_text("author's default", exact=True).count() == 3
     for name, tags in (("x", ["kg", "∂"]), ("optional", ["m"])):
         head = defaults.locator(".field-head", has=defaults.get_by_text(name, exact=True))
         assert head.locator(".unit, .tag").all_inner_texts() == tags
@@ -481,7 +481,10 @@ def test_defaults_of_the_author_are_left_to_him(defaults):
     defaults.locator(".field", has=defaults.get_by_label("x", exact=True)).get_by_text(
         "give a value"
     ).first.click()
+    note = defaults.get_by_text("an example, not the author's default").locator("visible=true")
+    assert note.count() == 1
     defaults.get_by_label("x 0").fill("10")
+    assert note.count() == 0
     for i in (1, 2, 3):
         defaults.get_by_label(f"x {i}").fill("0")
     run(defaults)
@@ -523,6 +526,16 @@ def test_limits_have_the_digits_that_tell_them_apart(defaults):
     nearly.get_by_role("slider").fill("2")
     assert nearly.locator(".bar-labels").inner_text() == limits
     assert limits.split() == ["11", "5.5", "0"]
+
+
+def test_small_arrays_of_colours_are_pictures(defaults):
+    run(defaults)
+    canvas = card(defaults, "colours").locator("canvas.image")
+    assert canvas.get_attribute("aria-label") == "picture of colours"
+    pixel = "c => [...c.getContext('2d').getImageData(3, 0, 1, 1).data]"
+    assert canvas.evaluate(pixel) == [255, 0, 51, 255]
+    card(defaults, "colours").get_by_label("part shown").select_option(label="channels")
+    assert canvas.get_attribute("aria-label") == "image of colours[0]"
 
 
 def test_every_wrong_value_is_marked_at_once(defaults):

@@ -137,7 +137,10 @@ def test_optimise_check_and_link(look, url):
         panel.get_by_role("checkbox", name=path).uncheck()
     assert "≥ 0.1, ≤ 10" in panel.get_by_role("group", name="by moving").inner_text()
     panel.get_by_role("button", name="Optimise").click()
-    panel.get_by_role("button", name="Use these inputs").click()
+    use = panel.get_by_role("button", name="Use these inputs")
+    use.wait_for()
+    assert "Converged: the gradient is zero" in panel.locator(".verdict").inner_text()
+    use.click()
     panel.get_by_role("img", name="curve of misfit").wait_for(state="hidden")
     bell = np.exp(-np.sum((SENSORS - (0.4, 0.6)) ** 2, axis=1) / 0.08)
     best = bell.sum() / np.sum(bell**2)  # least squares of p · bell = 1
@@ -170,6 +173,18 @@ def test_optimise_check_and_link(look, url):
     other.reload()
     other.get_by_role("button", name="Run").wait_for()
     assert other.get_by_label("power", exact=True).input_value() == "7"
+
+
+def test_an_optimisation_over_decades_has_a_logarithmic_axis(look, url):
+    page = look(f"{url}/c/plate_component/")
+    wait_for_run(page)
+    panel = open_tab(page, "Optimise")
+    panel.get_by_role("button", name="Optimise").click()
+    panel.get_by_role("button", name="Use these inputs").wait_for()
+    found = panel.get_by_role("img", name="curve of misfit")
+    assert not {"1e−5", "1e−10"} & set(found.locator(".tick").all_text_contents())
+    panel.get_by_role("checkbox", name="values: logarithmic").check()
+    assert {"1e−5", "1e−10"} & set(found.locator(".tick").all_text_contents())
 
 
 def test_files_and_scripts_of_the_author(open_page, url, folders, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -54,8 +55,6 @@ class Bowl:
 
 @pytest.fixture
 def bowl():
-    from types import ModuleType
-
     module = ModuleType("bowl")
     for name in (
         "InputSchema",
@@ -106,6 +105,47 @@ def test_maximum_mean_and_what_stays(bowl):
 def test_a_run_that_may_take_one_evaluation_keeps_its_best_point(bowl):
     found = ask(bowl, "minimize", objective="cost", free=["x"], max_evaluations=1)
     assert (found["success"], len(found["history"]), found["value"]) == (False, 1, 14.5)
+
+
+def test_why_an_optimisation_ended_is_said_in_words(bowl):
+    found = ask(bowl, "minimize", objective="cost", free=["x", "a"])  # `a` ends at its bound
+    assert found["message"] == (
+        "Converged: the gradient is zero, except where a bound holds an input."
+    )
+    found = ask(bowl, "minimize", objective="cost", free=["x"], max_evaluations=1)
+    assert found["message"] == "Stopped at the limit of 1 evaluations."
+
+
+def cost_of_a(value, slope):
+    """cost = value(a), with a gradient that may be wrong."""
+    module = ModuleType("cost_of_a")
+    module.InputSchema, module.OutputSchema = InputSchema, OutputSchema
+    module.apply = lambda inputs: OutputSchema(cost=value(inputs.a), parts=inputs.x, label="")
+    module.vector_jacobian_product = lambda inputs, vjp_inputs, vjp_outputs, cotangent_vector: {
+        "a": np.asarray(cotangent_vector["cost"] * slope(inputs.a))
+    }
+    return load_component(module)
+
+
+@pytest.mark.parametrize(
+    ("value", "slope", "message"),
+    [
+        (
+            lambda a: 1e8 + (a - 3) ** 4,
+            lambda a: 4 * (a - 3) ** 3,
+            "Converged: the value no longer changes.",
+        ),
+        (
+            lambda a: (a - 3) ** 2,
+            lambda a: -2 * (a - 3),
+            "Stopped: no better value was found along the gradient. Check the gradients.",
+        ),
+    ],
+    ids=["flat", "wrong"],
+)
+def test_optimisations_that_end_early_say_why(value, slope, message):
+    found = ask(cost_of_a(value, slope), "minimize", objective="cost", free=["a"])
+    assert found["message"] == message
 
 
 @pytest.mark.parametrize(

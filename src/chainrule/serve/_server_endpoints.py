@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -26,6 +26,9 @@ from chainrule._progress import unheard
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import LocalComponent, progress
 from chainrule.runtime.internal import Document, Layout, Leaf, Run
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
 
 
 def added_endpoints(component: LocalComponent) -> list[str]:
@@ -116,6 +119,10 @@ class _MinimizeRequest(_Request):
     maximize: bool = False
     free: list[str] = Field(min_length=1)
     max_evaluations: int = Field(100, ge=1, le=10_000)
+
+
+_ZERO_GRADIENT = 1e-5
+"""The largest element of a gradient that counts as zero."""
 
 
 class _SpentError(Exception):
@@ -228,11 +235,15 @@ def minimize(component: LocalComponent, payload: Mapping[str, Any], run: Run) ->
             jac=True,
             method="L-BFGS-B",
             bounds=optimize.Bounds(lower, upper),
-            options={"maxiter": request.max_evaluations, "maxfun": request.max_evaluations},
+            options={
+                "gtol": _ZERO_GRADIENT,
+                "maxiter": request.max_evaluations,
+                "maxfun": request.max_evaluations,
+            },
         )
-        success, message = bool(found.success), str(found.message)
+        success, message = bool(found.success), _outcome(found, lower, upper, request)
     except _SpentError:
-        success, message = False, f"It took the {request.max_evaluations} evaluations it may take."
+        success, message = False, _stopped(request)
     if not math.isfinite(objective.best[0]):
         raise InputError(
             f"{request.objective} is not finite at the start, so nothing can be minimised.",
@@ -246,6 +257,25 @@ def minimize(component: LocalComponent, payload: Mapping[str, Any], run: Run) ->
         "success": success,
         "message": message,
     }
+
+
+def _stopped(request: _MinimizeRequest) -> str:
+    return f"Stopped at the limit of {request.max_evaluations} evaluations."
+
+
+def _outcome(
+    found: OptimizeResult, lower: np.ndarray, upper: np.ndarray, request: _MinimizeRequest
+) -> str:
+    """Why L-BFGS-B ended, in words; its own are those of its Fortran code."""
+    if found.status == 1:
+        return _stopped(request)
+    if found.status != 0:
+        return "Stopped: no better value was found along the gradient. Check the gradients."
+    # At an optimum within bounds, a step against the gradient leads out of them or is zero.
+    step = found.x - np.clip(found.x - found.jac, lower, upper)
+    if np.max(np.abs(step)) <= _ZERO_GRADIENT:
+        return "Converged: the gradient is zero, except where a bound holds an input."
+    return "Converged: the value no longer changes."
 
 
 class _PlotRequest(_Request):

@@ -21,7 +21,8 @@ export function arrayView(array, label, { units, isDiverging = false } = {}) {
   return h("div", {}, choice || !log.hidden ? h("div", { class: "switches" }, choice, log) : null, place);
 }
 
-function checkbox(text, label, onChange) {
+/** A switch of a figure. */
+export function checkbox(text, label, onChange) {
   const id = newId();
   const box = h("input", { id, type: "checkbox", "aria-label": `${label}: ${text}`, on: { change: () => onChange(box.checked) } });
   return h("label", { class: "inline", for: id }, box, ` ${text}`);
@@ -31,7 +32,7 @@ function checkbox(text, label, onChange) {
 function waysToShow(array, label, options) {
   if (isComplex(array)) return waysOfComplex(array, label, options);
   const plain = way(array, label, options);
-  const channels = channelsOf(array);
+  const channels = options.isDiverging ? 0 : channelsOf(array);
   if (!channels) return { values: plain };
   const [rows, columns] = array.shape;
   return {
@@ -66,7 +67,7 @@ function channelsOf({ shape, dtype, data }) {
   if (shape.length !== 3 || ![3, 4].includes(shape[2]) || Math.min(shape[0], shape[1]) < 2) return 0;
   if (dtype === "uint8") return shape[2];
   const { low, high, count } = statistics(data);
-  return dtype.startsWith("float") && count === data.length && low >= 0 && high <= 1 && Math.min(shape[0], shape[1]) >= 8 ? shape[2] : 0;
+  return dtype.startsWith("float") && count === data.length && low >= 0 && high <= 1 && high > low ? shape[2] : 0;
 }
 
 function withLastAxisFirst({ shape: [rows, columns, last], dtype, data }) {

@@ -441,11 +441,14 @@ class JsonField extends Field {
 /** A field that has a value only where its box is ticked. */
 class TickedField extends Field {
   /** Make the box and, under it, the field of `item`. */
-  build(item, isSet, { type, otherwise = "" }) {
+  build(item, isSet, { type, otherwise = "", example = "an example" }) {
     this.inner = makeField(this.schema, { ...item, description: undefined, default: undefined }, "", isSet ? this.start : undefined, this.spoken);
     this.box = h("input", { id: this.id, type: "checkbox", checked: isSet, on: { change: () => this.#sync() } });
     this.otherwise = h("span", { class: "muted small" }, otherwise);
-    const toggle = h("div", { class: "row" }, this.otherwise, h("label", { class: "inline" }, this.box, " give a value"));
+    // What the field begins with is ours until the user types a value.
+    this.example = h("span", { class: "muted small" }, isSet ? "" : example);
+    this.inner.element.addEventListener("input", () => { this.example.textContent = ""; });
+    const toggle = h("div", { class: "row" }, this.otherwise, h("label", { class: "inline" }, this.box, " give a value"), this.example);
     this.frame(h("div", { class: "optional" }, toggle, this.inner.element), { type, tags: arrayTags(this.schema.classify(item)) });
     this.#sync();
   }
@@ -453,6 +456,7 @@ class TickedField extends Field {
   #sync() {
     this.inner.element.hidden = !this.box.checked;
     this.otherwise.hidden = this.box.checked;
+    this.example.hidden = !this.box.checked;
   }
 
   locate(rest) {
@@ -481,7 +485,7 @@ class OptionalField extends TickedField {
 class AuthorsDefaultField extends TickedField {
   constructor(schema, node, label, start) {
     super(schema, node, label, start);
-    this.build(node, start !== undefined, { type: typeOf(schema, node), otherwise: "author's default" });
+    this.build(node, start !== undefined, { type: typeOf(schema, node), otherwise: "author's default", example: "an example, not the author's default" });
   }
 
   get isLeftOut() {

@@ -1,8 +1,9 @@
 // Optimisation: one number made of an output, the inputs that vary, and the curve of how it goes.
 
-import { decodeTree, formatNumber, isArray } from "./arrays.js";
+import { decodeTree, formatNumber, isArray, statistics } from "./arrays.js";
+import { checkbox } from "./array_view.js";
 import { button, h, newId, select } from "./dom.js";
-import { curve } from "./plots.js";
+import { curve, isWide } from "./plots.js";
 import { showTree, unitsAt } from "./results.js";
 import { arraysAt, differentiableInputs, shapeText } from "./schema.js";
 
@@ -22,6 +23,7 @@ export class Optimise {
     this.controls = h("div", { class: "controls" });
     this.budget = h("input", { id, type: "text", inputmode: "numeric", value: "100", class: "narrow" });
     this.live = h("div");
+    this.curve = new CostCurve();
     this.results = h("div", { class: "cards" });
     this.element.append(
       h("p", {}, "Moves the chosen inputs, within the bounds of the schema, until the number is as small or as large as it can be. It runs as one job on the server; Cancel ends it."),
@@ -70,11 +72,9 @@ export class Optimise {
     const value = Number(VALUE.exec(message ?? "")?.[1]);
     if (!Number.isFinite(value) || value === this.values.at(-1)) return;
     this.values.push(value);
-    if (this.values.length > 1) this.live.replaceChildren(this.#curve(this.values));
-  }
-
-  #curve(values) {
-    return h("article", { class: "card" }, h("header", {}, h("h3", {}, this.output.value)), curve(Array.from(values), { label: this.output.value, xLabel: "evaluation" }));
+    if (this.values.length < 2) return;
+    this.curve.show(this.values, this.output.value);
+    if (!this.curve.element.isConnected) this.live.replaceChildren(this.curve.element);
   }
 
   #show({ inputs, value, history, success, message }, point, { objective, maximize }) {
@@ -82,9 +82,33 @@ export class Optimise {
     const number = isArray(value) ? value.data[0] : value;
     const first = history.data[0];
     const verdict = h("p", { class: success ? "verdict good" : "verdict", role: "status" }, `${formatNumber(first)} → ${formatNumber(number)}`, h("small", {}, ` ${maximize ? "largest" : "smallest"} ${objective} of ${history.data.length} evaluations. ${message}`));
-    this.live.replaceChildren(verdict, ...(history.data.length > 1 ? [this.#curve(history.data)] : []));
+    this.curve.show(history.data, objective);
+    this.live.replaceChildren(verdict, ...(history.data.length > 1 ? [this.curve.element] : []));
     const use = button("Use these inputs", () => session.use(inputs), { class: "primary" });
     const unitsOf = (path) => unitsAt(session.schema, session.schema.inputs, path);
     this.results.replaceChildren(h("p", {}, use), ...showTree(inputs, { unitsOf }));
+  }
+}
+
+/** The values of an optimisation over its evaluations, on a logarithmic axis where the user wants one. */
+class CostCurve {
+  constructor() {
+    this.title = h("h3");
+    this.isLog = false;
+    this.log = checkbox("logarithmic", "values", (isOn) => { this.isLog = isOn; this.#draw(); });
+    this.place = h("div");
+    this.element = h("article", { class: "card" }, h("header", {}, this.title), h("div", { class: "switches" }, this.log), this.place);
+  }
+
+  show(values, label) {
+    this.values = Array.from(values);
+    this.title.textContent = label;
+    this.log.hidden = !isWide(statistics(this.values));
+    this.#draw();
+  }
+
+  #draw() {
+    const isLog = this.isLog && !this.log.hidden;
+    this.place.replaceChildren(curve(this.values, { label: this.title.textContent, xLabel: "evaluation", isLog }));
   }
 }
