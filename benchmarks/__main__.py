@@ -2,7 +2,7 @@
 
 The table of orders goes to docs/explanation/elimination.md as well, times of transports to
 docs/how-to/choose-a-transport.md. Pages are written after every file, so what was measured before something
-failed or somebody pressed Ctrl-C is there; the page names what is missing.
+failed or was stopped by Ctrl-C is there; the page names what is missing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def _measure(progress: Progress, write: Callable[[Progress], object] | None) -> None:
-    """Run what is missing. The pages are written after every file: whatever happens next, it is kept."""
+    """Run what is missing. The pages are written after every file: what is measured is kept."""
     for name in list(progress.missing):
         print(f"… {name}", file=sys.stderr, end="", flush=True)
         start = time.monotonic()
@@ -118,7 +118,7 @@ def _terminated_like_interrupted() -> Iterator[None]:
 def _run_alone(name: str) -> list[Row] | None:
     """The rows of one benchmark, from a process of its own: none warms or disturbs another.
 
-    `None` when it did not finish. Whatever way it ends, the servers it started end with it.
+    `None` when it did not finish. The servers that it started end with it, in every case.
     """
     code = (
         "import dataclasses, json, pathlib, sys\n"

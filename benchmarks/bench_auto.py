@@ -137,7 +137,7 @@ def _fastest(contestants: dict[str, Callable[[], Any]]) -> dict[str, float]:
     turns = list(contestants.items())
     shuffled = random.Random(0)
     for _ in range(_ROUNDS):
-        # Who comes after a program that leaves the memory in disorder is a matter of luck, for everybody.
+        # Which contestant follows a program that fragments the memory is a matter of luck.
         shuffled.shuffle(turns)
         for name, call in turns:
             call()

@@ -1,6 +1,6 @@
 """Jacobians by elimination against `jax.jacrev`, `jax.jacfwd` and, for stencils, asdex and bands by hand.
 
-All contestants are jitted; scalar tasks run under `vmap` over a batch, outside the Jacobian, for everybody.
+All contestants are jitted; scalar tasks run under `vmap` over a batch, outside the Jacobian, for every contestant.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NATIVE_BARS = {
 
 def run() -> list[Row]:
     # A process each: where a hundred results go in a heap that others have left in pieces is chance, and
-    # worth a tenth of the time, for everybody.
+    # worth a tenth of the time, for every contestant.
     with ProcessPoolExecutor(
         1, multiprocessing.get_context("spawn"), initializer=_settle, max_tasks_per_child=1
     ) as processes:
@@ -78,7 +78,7 @@ def _compiled(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple
 
 
 def _batched(task: Task, size: int) -> list[Row]:
-    """One array per entry of the Jacobian, for everybody: returning each costs about a microsecond."""
+    """One array per entry of the Jacobian, for every contestant: returning each costs about a microsecond."""
     point = task.arguments()
     argnums = tuple(range(len(point)))
     noise = jax.random.uniform(jax.random.key(0), (len(point), size), minval=0.9, maxval=1.1)

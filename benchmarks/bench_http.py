@@ -77,7 +77,7 @@ def _no_op_rows(stack: ExitStack, component: Any) -> list[Row]:
 def _in_turns(
     contestants: dict[str, Callable[[], object]], *, rounds: int = 400
 ) -> dict[str, float]:
-    """One call each in turns: nobody profits from caches that the same call has just warmed."""
+    """One call each in turns: no contestant profits from caches that the same call has just warmed."""
     return interleaved(contestants, rounds=rounds, min_round_s=0.0)
 
 

@@ -134,7 +134,7 @@ class _Bare:
 def _throughput(
     name: str, one: Component, two: Component, bare: Callable[[], object] | None = None
 ) -> list[Row]:
-    """Cores that others use as well give less than 1.8 to anybody: bare actors tell how much there is."""
+    """Cores that other programs use as well give less than 1.8: bare actors show how much there is."""
     inputs = [_BUSY] * _BUSY_CALLS
     contestants: dict[str, Callable[[], object]] = {
         "one": lambda: list(one.map(inputs)),

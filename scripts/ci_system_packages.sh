@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Gives this machine the system packages that optional tests need: container engines, a registry, Prometheus,
 # PostgreSQL, a small Slurm, a browser, a Fortran compiler. Only as root with apt, quietly and within a few
-# minutes; the run goes on whatever happens here, and tests whose tool is missing say so and are skipped.
+# minutes; the run goes on also when this fails, and tests whose tool is missing say so and are skipped.
 set -u
 
 packages=(podman buildah runc mmdebstrap chromium fonts-dejavu-core gfortran)

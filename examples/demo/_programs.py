@@ -34,7 +34,7 @@ class Programs:
 
 @contextlib.contextmanager
 def started() -> Iterator[Programs]:
-    """All three programs, stopped again at the end whatever happens."""
+    """All three programs, stopped again at the end, also after an error."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chainrule-demo-")))
         command, compiler = _reliability_command(folder)

@@ -126,7 +126,7 @@ def test_ordered_effects_happen_once_each_in_order():
     @jax.jit
     def run(x):
         f(x)
-        f(x)  # pure calls would be merged, and dropped as nobody uses them
+        f(x)  # pure calls would be merged, and dropped as they are not used
         f(x + 1)
         return jax.lax.fori_loop(0, 2, lambda i, x: x + f(10.0 + i), x)
 

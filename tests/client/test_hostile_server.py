@@ -28,7 +28,7 @@ def whole(content, content_type=b"application/json"):
 
 
 def endless(start, chunk, pause_s=0.0):
-    """Sends something for as long as anybody listens."""
+    """Sends bytes for as long as the caller reads."""
 
     def send(connection, stop):
         connection.sendall(start)

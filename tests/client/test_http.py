@@ -40,7 +40,7 @@ class FakeServer:
     """Answers `/openapi.json`, and every other request with the next entry of a script.
 
     An entry is the bytes to send, or a function of the connection; after `None`, and after the last one, the
-    connection is closed: a stranger may look for somebody else at this port.
+    connection is closed: another program may expect another server at this port.
     """
 
     def __init__(self, *script, tls=None):
@@ -598,7 +598,7 @@ def test_a_forked_process_does_not_use_its_parents_connections(fake, monkeypatch
 def test_a_forked_process_has_threads_of_its_own():
     component = Component.from_api(double)
     assert len(list(component.map([{"x": 1.0}]))) == 1
-    component._executor.shutdown()  # as it is in the forked process: nobody takes up a call
+    component._executor.shutdown()  # as it is in the forked process: no thread takes a call
     component._pid -= 1
     assert list(component.map([{"x": 2.0}])) == [{"result": 4.0}]
 

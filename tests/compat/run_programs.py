@@ -13,7 +13,7 @@ import numpy as np
 
 
 def plain(tree):
-    """Results without anybody's classes."""
+    """Results without classes of any package."""
     if isinstance(tree, dict):
         return {key: plain(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):

@@ -78,7 +78,9 @@ def _has(cls: Any, member: str) -> bool:
 
 def _of_calls(name: str, one: Any, other: Any) -> Iterator[str]:
     there, here = _parameters(one), _parameters(other)
-    is_operator = name.rpartition(".")[2] in _SPECIAL - {"__call__"}  # nobody names their arguments
+    is_operator = name.rpartition(".")[2] in _SPECIAL - {
+        "__call__"
+    }  # their arguments are positional
     if there is None or here is None or is_operator:
         return
     catches_all = {p.kind for p in here}

@@ -65,7 +65,7 @@ values = x["data"]["buffer"] if isinstance(x, dict) else x
 factor = float(open("/opt/factor.txt").read())
 json.dump({"y": [factor * value for value in values]}, open(sys.argv[2], "w"))
 """
-# A package that can be installed only by whoever has the token.
+# A package that can be installed only with the token.
 HELPER = """
 import hashlib, os
 from setuptools import setup

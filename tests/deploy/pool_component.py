@@ -51,7 +51,7 @@ def apply(inputs: InputSchema) -> OutputSchema:
     if action == "progress":  # until there is a file
         progress(0.5, "half way")
         _wait_for(value)
-    if action == "exit_once":  # the path of a file that is there until somebody has died for it
+    if action == "exit_once":  # the path of a file that exists until one process has ended for it
         try:
             os.remove(value)
         except FileNotFoundError:

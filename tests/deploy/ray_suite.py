@@ -160,7 +160,7 @@ def test_a_call_that_runs_can_be_given_up(ray_cluster, tmp_path):
             with pytest.raises(TransportError) as caught:
                 job.result(timeout=HANG_S)
             assert caught.value.code == "cancelled"
-            # Whoever waited behind it gets an answer all the same, if need be from a new process.
+            # Callers that waited behind it get an answer too, if necessary from a new process.
             answer = behind.result(timeout=HANG_S)
             assert (answer["y"], answer["pid"] == pid) == (value(3), is_same_process)
         # One that waits is given up alone.
@@ -344,7 +344,7 @@ def test_a_thousand_evaluations_survive_the_loss_of_a_node(ray_cluster, tmp_path
         deploy(replicas=4, idempotent=False) as once,
         contextlib.ExitStack() as stack,
     ):
-        stack.callback(gate.touch)  # whatever fails: no call waits for ever
+        stack.callback(gate.touch)  # on failures too: no call waits for ever
         places = places_of(component, folder)
         inputs = (point(k) | {"action": "sleep 0.002"} for k in range(1000))
         results = component.map(inputs, max_in_flight=32)

@@ -357,7 +357,7 @@ def test_a_numpy_component_answers_from_its_image(engine, image, tmp_path):
         gradient = component.vector_jacobian_product({"x": x}, ["x"], ["y"], {"y": np.ones(4)})
         np.testing.assert_array_equal(gradient["x"], 2 * x)
         container = component.transport.container
-        # Whoever has no token gets nothing but its health.
+        # A caller without the token gets its health and nothing else.
         with pytest.raises(Exception, match="token"):
             Component.from_url(container.url).apply({"x": x})
         assert engine.succeeds("healthcheck", "run", container.name)

@@ -1,4 +1,4 @@
-"""A pool of processes: calls in parallel, deaths that cost nobody an answer."""
+"""A pool of processes: calls run in parallel, and no answer is lost when a process dies."""
 
 import itertools
 import os

@@ -1,7 +1,7 @@
 """Pools on Ray: `ray_suite.py` and every test of a transport, on one cluster, in a network of its own.
 
 With several network interfaces Ray's driver may not find nodes on loopback, and a cluster left over by
-somebody else would be taken for ours. A network namespace with nothing but loopback settles both.
+another user would be taken for ours. A network namespace with nothing but loopback settles both.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A path that a selection does not choose is cut, whatever the other factors on it are and in any order."""
+"""A path that a selection does not choose is cut, with any other factors on it and in any order."""
 
 import itertools
 

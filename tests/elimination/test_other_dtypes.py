@@ -150,7 +150,7 @@ def test_places_beyond_what_a_short_float_can_count():
 
 @pytest.mark.parametrize("method", ["auto", "elimination", "jacrev", "jacfwd", "compressed"])
 def test_the_dtype_of_a_jacobian_is_that_of_the_input(method):
-    """As in `jax.jacrev`, whatever the function computes in."""
+    """As in `jax.jacrev`, in any dtype that the function computes in."""
     x = jnp.arange(1.0, 4.0, dtype=jnp.float32)
 
     def function(x):

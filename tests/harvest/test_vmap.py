@@ -1,4 +1,4 @@
-"""`vmap`: the batch axis comes first, whatever the data flow did to it."""
+"""`vmap`: the batch axis comes first, wherever the data flow moved it."""
 
 import jax
 import jax.numpy as jnp

@@ -84,7 +84,7 @@ def components():
 def component(components, request):
     found = components[request.param]
     yield found
-    # Whatever the test did: what the author held is as it was.
+    # In every case the author's arrays are unchanged.
     assert changes(found) == 0
 
 
@@ -123,7 +123,7 @@ class Holder:
             np.testing.assert_array_equal(array, was)
 
     def overwrite_results(self):
-        """What a user received is the user's: nobody else sees this."""
+        """The arrays that a user received are the user's: no other code sees this."""
         for result in self.results:
             if isinstance(result, np.ndarray):
                 result[...] = -7.0

@@ -121,7 +121,7 @@ def guarded(wrong, token_file):
 
 @pytest.fixture
 def open_page(browser, request, artifacts):
-    """Opens an address; whatever the browser complains about fails the test."""
+    """Opens an address; complaints of the browser fail the test."""
     context = browser.new_context(viewport={"width": 1360, "height": 1000})
     context.set_default_timeout(10_000)
     complaints = []

@@ -14,13 +14,13 @@ from chainrule.cli import main
 from chainrule.errors import InputError
 
 TOKEN = "correct-horse-battery-staple"
-NOBODY = "http://127.0.0.1:9"
+UNREACHABLE = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
 def dashboard(running, url, guarded, token_file):
     tokens = ("--token-file", f"{guarded}={token_file}")
-    with running("dashboard", url, guarded, NOBODY, "--port", "0", *tokens) as address:
+    with running("dashboard", url, guarded, UNREACHABLE, "--port", "0", *tokens) as address:
         yield address
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.page.conftest import SETTLED
 
 ROOT = Path(__file__).parents[2]
 LOOKS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
@@ -20,6 +21,37 @@ OF_EACH_KIND = [
     "explanation/elimination.html",  # formulas
     "reference/harvest.html",  # docstrings
 ]
+
+# axe needs minutes for the contrast of every word. It depends on colours, sizes and weights only, so axe looks at
+# the first word of each kind that no page before had; this marks those words and returns their kinds.
+MARK_NEW_KINDS = """known => {
+  const found = new Map(), old = new Set(known);
+  const grounds = (node) => {
+    const layers = [];
+    for (; node; node = node.parentElement) {
+      const { opacity, backgroundColor, backgroundImage } = getComputedStyle(node);
+      layers.push(opacity, backgroundColor, backgroundImage);
+      if (backgroundColor.startsWith("rgb(")) break; // nothing shines through this one
+    }
+    return layers;
+  };
+  const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (words.nextNode()) {
+    const node = words.currentNode.parentElement;
+    if (!words.currentNode.data.trim() || !node.checkVisibility({ visibilityProperty: true })) continue;
+    const { color, fontSize, fontWeight } = getComputedStyle(node);
+    const kind = [color, fontSize, fontWeight, ...grounds(node)].join(";");
+    if (!old.has(kind) && !found.has(kind)) found.set(kind, node);
+  }
+  for (const node of found.values()) node.dataset.look = "";
+  return [...found.keys()];
+}"""
+CONTRAST = """async () => {
+  const options = { runOnly: ["color-contrast"], resultTypes: ["violations"] };
+  const { violations } = await axe.run({ include: [["[data-look]"]] }, options);
+  for (const node of document.querySelectorAll("[data-look]")) delete node.dataset.look;
+  return violations.flatMap(({ nodes }) => nodes.map(({ html }) => html));
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +68,7 @@ def site(tmp_path_factory):
 @pytest.fixture
 def visit(browser, site, serve_folder, listen, find_faults, artifacts):
     """Opens a page of the docs at a width and in a theme; what is wrong with it fails."""
-    address, wrong = serve_folder(site), []
+    address, wrong, kinds = serve_folder(site), [], {"light": set(), "dark": set()}
     context = browser.new_context()
     # Every page reads all texts for its search box, a second of work each time: here there are none.
     index = {**json.loads((site / "search" / "search_index.json").read_text()), "docs": []}
@@ -53,6 +85,13 @@ def visit(browser, site, serve_folder, listen, find_faults, artifacts):
         wrong.extend(
             (name, width, scheme, *fault) for fault in find_faults(page, contrast=contrast)
         )
+        for theme in () if contrast else kinds:
+            page.emulate_media(color_scheme=theme)
+            page.evaluate(SETTLED)
+            new = page.evaluate(MARK_NEW_KINDS, list(kinds[theme]))
+            kinds[theme].update(new)
+            low = page.evaluate(CONTRAST) if new else []
+            wrong.extend((name, theme, "contrast", html) for html in low)
         if screenshot:
             file = f"docs-{name.replace('/', '-').removesuffix('.html')}-{width}-{scheme}.png"
             page.screenshot(path=artifacts / file, full_page=True)
@@ -65,7 +104,7 @@ def visit(browser, site, serve_folder, listen, find_faults, artifacts):
 def test_every_page(visit, site):
     """One after the other in the four looks, so that each page has one and each look has many.
 
-    The contrast of every word takes axe minutes; the pages of each kind show all colours.
+    The contrast of every kind of word is examined in both themes.
     """
     pages = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     assert len(pages) > 80

@@ -52,7 +52,7 @@ COLOURS = """canvas => {
 
 def test_results_of_every_kind(look, url):
     page = look(f"{url}/c/plate_component/")
-    wait_for_run(page)  # nobody clicked: the component says that it is cheap
+    wait_for_run(page)  # without a click: the component says that it is cheap
     assert number(card(page, "misfit").locator(".value").inner_text()) == pytest.approx(misfit())
     lead = page.locator(".lead")
     assert lead.locator("strong").inner_text() == "square"

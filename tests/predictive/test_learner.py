@@ -211,7 +211,7 @@ def test_state_and_weight_optimisers_are_separate_and_masks_are_heeded():
     learner(x, y, model=net)
     changed = [[bool((a != b).any()) for a, b in zip(p, q, strict=True)]
                for p, q in zip(before, net.arrays(), strict=True)]  # fmt: skip
-    # The first node does not move, so it disagrees with nobody and the first layer has no gradient.
+    # The first node does not move, so its error is zero and the first layer has no gradient.
     assert changed == [[False, False], [True, False], [False, False]]
     start = [jnp.tanh(network_output(before[:depth], x)) for depth in (1, 2)]
     moved = [bool(jnp.abs(n.h - s).max() > 1e-3) for n, s in zip(net.nodes, start, strict=False)]

@@ -1,4 +1,4 @@
-"""`progress`: heard by whoever listens, from anywhere in a call, never running backwards."""
+"""`progress`: reaches every listener, from anywhere in a call, and never decreases."""
 
 import threading
 
@@ -20,7 +20,7 @@ def heard(function, **options):
 
 
 def test_without_a_listener_nothing_happens():
-    progress(0.5, "nobody hears this")
+    progress(0.5, "there is no listener")
     assert list(steps(range(3), 3)) == [0, 1, 2]
 
 

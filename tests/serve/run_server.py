@@ -15,7 +15,7 @@ from chainrule.serve import serve
 if __name__ == "__main__":
     signal.signal(
         signal.SIGHUP, signal.SIG_DFL
-    )  # whoever runs the tests may ignore it, as nohup does
+    )  # the parent of the tests may ignore it, as nohup does
     settings = json.loads(sys.argv[1])
     config = settings.pop("config", {})
     if "limits" in config:

@@ -1,4 +1,4 @@
-"""Who may call, and which settings are refused before anybody can."""
+"""Who may call, and which settings are refused at the start."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_result_progress_and_log(component):
 
 def test_how_a_job_looks_whose_server_is_gone(component, monkeypatch):
     def is_gone(*args):
-        raise TransportError("nobody is there", code="unreachable")
+        raise TransportError("no server is there", code="unreachable")
 
     job = component.submit("apply", {"x": [1.0], "action": "steps"})
     monkeypatch.setattr(job._server, "_exchange", is_gone)

@@ -1,4 +1,4 @@
-"""Requests on kept connections, whatever packets they come in: one answer for each, in their order."""
+"""Requests on kept connections, in packets of any size: one answer for each, in their order."""
 
 from __future__ import annotations
 

@@ -668,8 +668,8 @@ def test_databases_that_cannot_be_used(postgres, tmp_path):
     said = refusal(postgres, postgres.url_of("absent"))
     assert said.code == "jobs_database_unreachable"
     assert "does not exist" in said.message
-    nobody = url.replace("chainrule@", "stranger:secret@")
-    assert refusal(postgres, nobody).code == "jobs_database_unreachable"
+    unknown = url.replace("chainrule@", "stranger:secret@")
+    assert refusal(postgres, unknown).code == "jobs_database_unreachable"
     closed = url.replace(str(postgres.port), "1").replace("chainrule@", "u:secret@")
     assert "Check that it runs" in refusal(postgres, closed).message
     wrong = refusal(postgres, "postgresql://u:sec/ret@secret:port/x")

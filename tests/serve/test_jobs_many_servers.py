@@ -1,4 +1,4 @@
-"""Several servers with one database: a job is everybody's, and what ends a server loses none."""
+"""Several servers with one database: every server answers for every job, and no job is lost when a server ends."""
 
 from __future__ import annotations
 

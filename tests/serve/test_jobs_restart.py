@@ -1,4 +1,4 @@
-"""What is acknowledged is never lost and never run twice, whatever ends the server."""
+"""An acknowledged job is never lost and never run twice, in whichever way the server ends."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ class _AnswerMemory:
         return copied
 
     def _take(self, nbytes: int) -> Any:
-        """What refers to a block with room for `nbytes`, for nobody else."""
+        """A reference to a block with room for `nbytes` that has no other user."""
         with self._lock:
             idle = [b for b in self._blocks if b.user() is None and len(b.memory) >= nbytes]
             block = min(idle, key=lambda block: len(block.memory), default=None)

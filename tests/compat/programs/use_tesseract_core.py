@@ -58,7 +58,7 @@ def from_source(folder):
 
 @contextmanager
 def served(folder):
-    """The address of a server that somebody else has started."""
+    """The address of a server that another process has started."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -299,7 +299,7 @@ def test_saved_plans(counted, tmp_path):
     ],
 )
 def test_a_plan_that_was_changed_is_refused(counted, tmp_path, change):
-    """Of 6-1-6-2: a Jacobian without one of its sites would be wrong, and nobody would see it."""
+    """Of 6-1-6-2: a Jacobian without one of its sites would be wrong without an error."""
     f, x = counted.chain(6, 1, 6, 2), point(6)
     path = tmp_path / "plan.json"
     plan_jacobian(f)(x).save(path)

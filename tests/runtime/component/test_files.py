@@ -75,7 +75,7 @@ def test_input_paths_stay_inside(tmp_path):
     with pytest.raises(InputError) as caught:
         reader.apply({"path": "missing.txt"})
     assert caught.value.code == "file_missing"
-    with pytest.raises(NotGrantedError):  # nothing is granted unless somebody says so
+    with pytest.raises(NotGrantedError):  # no folder is granted by default
         read.apply({"path": "a.txt"})
 
 

@@ -1,4 +1,4 @@
-"""Component files are loaded so that nobody else notices."""
+"""Loading a component file changes nothing for other modules."""
 
 import importlib
 import os
@@ -127,7 +127,7 @@ def test_neighbours_count_for_the_content_hash(tmp_path):
 def test_nothing_public_changes(tmp_path):
     file = write(tmp_path, FILE.format(factor=1) + "import helpers\n")
     write(tmp_path, "", "helpers.py")
-    load_component(file)  # whatever Chainrule itself imports is imported now
+    load_component(file)  # the imports of Chainrule itself are done now
     path, environment, modules = list(sys.path), dict(os.environ), set(sys.modules)
     load_component(file)
     assert sys.path == path

@@ -1,4 +1,4 @@
-"""Automatic steps: one for each input element and each output, whatever their magnitudes."""
+"""Automatic steps: one for each input element and each output, of any magnitude."""
 
 import hashlib
 

@@ -98,7 +98,7 @@ def test_convolutions_and_batch_normalization(tmp_path):
     model = from_onnx(path)  # compared with onnxruntime when it is loaded
     x = GENERATOR.standard_normal((1, 2, 8, 8)).astype(np.float32)
     jacobian = model.jacobian({"x": x}, ["x"], ["y"])["y"]["x"]
-    # Probabilities sum to one, whatever the input.
+    # Probabilities sum to one for every input.
     np.testing.assert_allclose(jacobian.sum(axis=1), 0, atol=1e-6)
     assert np.any(jacobian)
 

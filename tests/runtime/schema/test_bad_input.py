@@ -1,4 +1,4 @@
-"""Whatever a stranger sends for an array is either an array or a validation error with a known type."""
+"""What a caller sends for an array is either an array or a validation error with a known type."""
 
 import numpy as np
 from hypothesis import given

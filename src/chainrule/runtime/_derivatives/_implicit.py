@@ -145,7 +145,7 @@ class ImplicitFunction:
         at = _Point(self, inputs)
         at.require_unknowns(vjp_outputs)
         check_keys(cotangent_vector, canonical(vjp_outputs), "cotangent_vector")
-        # x̄ = (-A⁻¹B)ᵀ ȳ = -Bᵀ A⁻ᵀ ȳ: the transposed system comes first, whatever the number of inputs. The
+        # x̄ = (-A⁻¹B)ᵀ ȳ = -Bᵀ A⁻ᵀ ȳ: the transposed system comes first, for any number of inputs. The
         # right side has all unknowns, because every row of Aᵀ belongs to one; those that were not selected
         # have the cotangent 0.
         weights = {p: np.zeros(s) for p, s in zip(at.state.paths, at.state.shapes, strict=True)}

@@ -126,7 +126,7 @@ def _add_serve_options(parser: ArgumentParser) -> None:
         )
     # The ancestor passes this itself: a pipe that the starting process holds open.
     parser.add_argument("--parent-pipe-fd", type=int, help=SUPPRESS)
-    # The ancestor has no token: everybody may call its servers.
+    # The ancestor has no token: every caller may use its servers.
     parser.add_argument(
         "--token-file",
         type=Path,

@@ -17,7 +17,7 @@ if [ $# -gt 0 ]; then
         /var/log/apt /var/log/dpkg.log /var/log/alternatives.log
 fi
 
-# The component runs as this user; at run time another user can be given, so everybody may write to its home.
+# The component runs as this user; at run time another user can be given, so every user may write to its home.
 mkdir -p /component /input /output /home/component /opt/chainrule /opt/python
 getent group 10001 >/dev/null || groupadd --gid 10001 component
 getent passwd 10001 >/dev/null \
