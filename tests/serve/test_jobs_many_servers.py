@@ -1,4 +1,4 @@
-"""Several servers with one database: every server answers for every job, and no job is lost when a server ends."""
+"""Several servers with one database: each answers for every job, and no job is lost when a server ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Concurrent single calls become one evaluation; every caller gets its own answer.
 
-Four callers at a time meet a size of four and a delay that no caller reaches, so what is merged does not depend
-on how fast anything is.
+Four callers at a time meet a size of four and a delay that no caller reaches, so what is merged does not
+depend on how fast anything is.
 """
 
 from __future__ import annotations
