@@ -1,6 +1,6 @@
 """Jacobians by elimination against `jax.jacrev`, `jax.jacfwd` and, for stencils, asdex and bands by hand.
 
-All contestants are jitted; for each of them, scalar tasks run under `vmap` over a batch, outside the Jacobian.
+All contestants are jitted. Scalar tasks run under `vmap` over a batch, outside the Jacobian.
 """
 
 from __future__ import annotations

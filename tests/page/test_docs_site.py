@@ -22,8 +22,8 @@ OF_EACH_KIND = [
     "reference/harvest.html",  # docstrings
 ]
 
-# axe needs minutes for the contrast of every word. Contrast depends on colours, sizes and weights only, so axe
-# looks at the first word of each kind that is new; this marks those words and returns their kinds.
+# axe needs minutes for the contrast of every word. Contrast depends on colours, sizes and weights only, so
+# axe looks at the first word of each kind that is new; this marks those words and returns their kinds.
 MARK_NEW_KINDS = """known => {
   const found = new Map(), old = new Set(known);
   const grounds = (node) => {
