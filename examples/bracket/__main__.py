@@ -10,7 +10,7 @@ import numpy as np
 import chainrule
 from chainrule import Component, apply_component
 from chainrule.runtime import Bounds
-from examples._running import read_options
+from examples._running import compare_gradient, read_options
 from examples.bracket.outline import curve, outline
 
 HERE = Path(__file__).parent
@@ -70,6 +70,7 @@ def main():
             return curve(design["outer"], s) - curve(design["hole"], s)
 
         start = {"outer": np.full(7, 0.25), "hole": np.full(5, 0.08)}
+        compare_gradient(work, start)
         with chainrule.watch("A bracket becomes stiffer") as record:
             found = chainrule.minimize(
                 work, start,

@@ -10,7 +10,7 @@ import optax
 
 import chainrule
 from chainrule import Component, apply_component
-from examples._running import read_options
+from examples._running import compare_gradient, read_options
 from examples.closure import flow
 from examples.closure.closure import stress
 
@@ -82,6 +82,7 @@ def main():
             "bias": jnp.zeros(8),
             "second": 0.5 * jax.random.normal(keys[1], (1, 8, 1)),
         }
+        compare_gradient(error, weights)
         optimiser = optax.adam(0.03)
         state = optimiser.init(weights)
         step = jax.jit(jax.value_and_grad(error))

@@ -10,7 +10,7 @@ import numpy as np
 import chainrule
 from chainrule import Component, apply_component
 from chainrule.runtime import Bounds
-from examples._running import read_options
+from examples._running import compare_gradient, read_options
 
 HERE = Path(__file__).parent
 VOLTAGE = 1.5
@@ -55,6 +55,7 @@ def main():
             return jnp.std(t) / jnp.mean(t)
 
         start = {"thickness": np.ones((4, 8))}
+        compare_gradient(unevenness, start)
         with chainrule.watch(
             "A heating plate becomes evenly warm"
         ) as record:

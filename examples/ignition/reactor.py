@@ -5,6 +5,7 @@ from typing import Annotated
 import cantera as ct
 import numpy as np
 from pydantic import BaseModel, Field
+from scipy.interpolate import BarycentricInterpolator
 
 from chainrule import component
 from chainrule.runtime import Array, Differentiable, Float64
@@ -58,17 +59,18 @@ def reactor(
     network.rtol, network.atol = 1e-9, 1e-16  # differences need digits
 
     course = [(0.0, temperature)]
-    while course[-1][1] < temperature + 400:
+    while len(course) < 2 or course[-2][1] < temperature + 400:
         if network.time > LONGEST:
             raise ValueError(
                 f"the charge does not ignite within {LONGEST} s"
             )
         network.step()
         course.append((network.time, chamber.T))
-    (start, cold), (end, hot) = course[-2:]
-    delay = start + (end - start) * (temperature + 400 - cold) / (
-        hot - cold
-    )
+    # Two steps on each side: a line through one of each would jump when
+    # an input moves the steps, and differences of it would be noise.
+    times, temperatures = np.transpose(course[-4:])
+    inverse = BarycentricInterpolator(temperatures, times)
+    delay = float(inverse(temperature + 400))
     for part in np.linspace(0, 1, 20) ** 3:
         network.advance(max(delay + STAY * part, network.time))
         course.append((network.time, chamber.T))

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, init_to_median
 
 from chainrule import Component, apply_component
@@ -71,8 +72,11 @@ def main():
             progress_bar=not small,
         )  # fmt: skip
         sampler.run(jax.random.key(0))
-        found = jax.device_get(
-            sampler.get_samples()
+        found, divergent = jax.device_get(
+            (
+                sampler.get_samples(),
+                sampler.get_extra_fields()["diverging"],
+            )
         )  # JAX waits here, while the server runs
     for name, unit in (
         ("position", "km"),
@@ -84,13 +88,24 @@ def main():
             f"{name:8} {_shown(mean)} ± {_shown(spread)} {unit},",
             f"true {_shown(TRUTH[name])}",
         )
+    independent = min(
+        effective_sample_size(found[name][None]).min()
+        for name in ("position", "rate", "mixing")
+    )
+    print(
+        f"{samples} samples, {independent:.0f} independent,",
+        f"{divergent.sum()} divergent",
+    )
     draw(found["position"], columns, folder / "leak.png")
     print(f"Wrote {folder / 'leak.png'}")
 
 
 def _shown(number):
     return np.array2string(
-        np.asarray(number), precision=2, floatmode="fixed"
+        np.asarray(number),
+        precision=3,
+        floatmode="fixed",
+        suppress_small=True,
     )
 
 
