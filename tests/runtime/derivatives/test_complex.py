@@ -6,8 +6,13 @@ dr = Re(2 conj(z) dz): in the pairing Re(Σ u z) its Jacobian is 2 conj(z).
 
 import numpy as np
 import pytest
+from pydantic import BaseModel
 
+import chainrule
+from chainrule.runtime import Array, Complex128, Differentiable, Float64
 from chainrule.runtime.derivatives import (
+    finite_difference_jacobian,
+    finite_difference_jvp,
     jacobian_from_jvp,
     jacobian_from_vjp,
     jvp_from_jacobian,
@@ -73,3 +78,55 @@ def test_the_other_product_follows():
     pulled = vjp_from_jacobian(jacobian, INPUTS, {"x"}, {"y"}, u)["x"]
     np.testing.assert_allclose(pushed, BLOCKS["y"]["x"] @ v["x"])
     assert np.sum(u["y"] * pushed).real == pytest.approx(np.sum(pulled * v["x"]))
+
+
+X = np.linspace(0.3, 1.2, 30)
+MIXED = {"y": np.diag(np.cos(X)), "z": np.diag(2j * X)}
+
+
+def mixed(inputs):
+    x = inputs["x"]
+    return {"y": np.sin(x), "z": 1j * x**2}
+
+
+DIAGONAL = {path: {"x": "diagonal"} for path in MIXED}
+
+
+@pytest.mark.parametrize("options", [{}, {"sparsity": DIAGONAL}, {"sparsity": "detect"}])
+def test_differences_of_a_real_output_beside_a_complex_one_are_real(options):
+    found = finite_difference_jacobian(mixed, {"x": X}, {"x"}, {"y", "z"}, **options)
+    for path, block in MIXED.items():
+        each = found[path]["x"] if not options else found[path]["x"].todense()
+        np.testing.assert_allclose(each, block, atol=1e-6)
+        assert np.iscomplexobj(each) == np.iscomplexobj(block)
+    along = finite_difference_jvp(mixed, {"x": X}, {"x"}, {"y", "z"}, {"x": np.ones(30)})
+    for path, block in MIXED.items():
+        np.testing.assert_allclose(along[path], block.sum(1), atol=1e-6)
+        assert np.iscomplexobj(along[path]) == np.iscomplexobj(block)
+
+
+def test_random_directions_keep_a_real_output_real():
+    directions = {"algorithm": "stochastic", "num_samples": 12, "seed": 0}
+    found = finite_difference_jacobian(mixed, {"x": X}, {"x"}, {"y", "z"}, **directions)
+    assert found["y"]["x"].dtype == np.float64
+    assert found["z"]["x"].dtype == np.complex128
+
+
+class Waves(BaseModel):
+    y: Differentiable[Array[(None,), Float64]]
+    z: Differentiable[Array[(None,), Complex128]]
+
+
+@chainrule.component(framework="numpy", derivatives="finite")
+def waves(x: Differentiable[Array[(None,), Float64]]) -> Waves:
+    return Waves(**mixed({"x": x}))
+
+
+def test_a_component_with_a_real_and_a_complex_output_has_differences():
+    """The product was refused: the real output had come back as complex numbers."""
+    along = waves.jacobian_vector_product({"x": X}, ["x"], ["y", "z"], {"x": np.ones(30)})
+    np.testing.assert_allclose(along["y"], np.cos(X), atol=1e-6)
+    np.testing.assert_allclose(along["z"], 2j * X, atol=1e-6)
+    blocks = waves.jacobian({"x": X}, ["x"], ["y", "z"])
+    np.testing.assert_allclose(blocks["y"]["x"], MIXED["y"], atol=1e-6)
+    assert blocks["y"]["x"].dtype == np.float64

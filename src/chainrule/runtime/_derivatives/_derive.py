@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._codec import SparseArray
 from chainrule._device import own_copy
 from chainrule._endpoints import JVP, VJP, DerivativeKind
 from chainrule._errors import InputError
@@ -32,6 +31,7 @@ from chainrule.runtime._derivatives._layout import (
     as_cotangent,
     canonical,
     check_keys,
+    complex_paths,
     contract,
     dense_blocks,
     is_abstract,
@@ -39,6 +39,7 @@ from chainrule.runtime._derivatives._layout import (
     read_pattern,
     shape_and_dtype,
     sparse_blocks,
+    with_real_blocks,
 )
 from chainrule.runtime._derivatives._stencils import Algorithm, Eps
 
@@ -171,7 +172,7 @@ def jacobian_from_jvp(
     entries = ask.entries(pattern, transposed=False, show_progress=show_progress)
     collect = dense_blocks if pattern is None else sparse_blocks
     blocks = collect(entries, lambda: ask.answers, columns)
-    return _with_real_blocks(blocks, ask.complex_answers, _complex_paths(arrays))
+    return with_real_blocks(blocks, ask.complex_answers, complex_paths(arrays))
 
 
 def jacobian_from_vjp(
@@ -208,30 +209,7 @@ def jacobian_from_vjp(
     entries = ask.entries(across, transposed=True, show_progress=show_progress)
     collect = dense_blocks if pattern is None else sparse_blocks
     blocks = collect(entries, lambda: rows, columns)
-    return _with_real_blocks(blocks, _complex_paths(shapes), _complex_paths(arrays))
-
-
-def _complex_paths(arrays: Mapping[str, np.ndarray]) -> set[str]:
-    return {path for path, array in arrays.items() if np.iscomplexobj(array)}
-
-
-def _with_real_blocks(
-    blocks: dict[str, dict[str, Any]], outputs: Collection[str], inputs: Collection[str]
-) -> dict[str, dict[str, Any]]:
-    """Blocks of one matrix, real again where neither the output nor the input is complex."""
-    return {
-        out: {
-            path: _real(block) if out not in outputs and path not in inputs else block
-            for path, block in row.items()
-        }
-        for out, row in blocks.items()
-    }
-
-
-def _real(block: Any) -> Any:
-    if isinstance(block, SparseArray):
-        return SparseArray(block.shape, block.indices, block.values.real)
-    return block.real
+    return with_real_blocks(blocks, complex_paths(shapes), complex_paths(arrays))
 
 
 def _read_shapes(outputs: Any, paths: tuple[str, ...]) -> dict[str, Any]:
@@ -333,7 +311,7 @@ class UnitVectors:
     def _call(self, vectors: np.ndarray) -> np.ndarray:
         parts = self._seeds.split(vectors)
         answers = self._answer(parts)
-        self.complex_answers = _complex_paths(answers)
+        self.complex_answers = complex_paths(answers)
         is_complex = {path: dtype.kind == "c" for path, dtype in self._dtypes.items()}
         if any(is_complex.values()) and len(self.complex_answers) < len(answers):
             # Real parts of the seeds are zero here: their answers are complete after the first call, and

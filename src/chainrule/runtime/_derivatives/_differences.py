@@ -27,6 +27,7 @@ from chainrule.runtime._derivatives._layout import (
     dense_blocks,
     read_pattern,
     sparse_blocks,
+    with_real_blocks,
 )
 from chainrule.runtime._derivatives._sampler import Narrowed, Sampler, find_room
 from chainrule.runtime._derivatives._stencils import STENCILS, Algorithm, Eps, find_stencil
@@ -106,11 +107,13 @@ def finite_difference_jacobian(
     if count:
         directions = random_directions(sampler, count, seed)
         matrix = reduce(np.add, (np.outer(slope, weights) for slope, weights in directions))
-        return sampler.outputs.split_matrix(matrix / count, columns)
+        blocks = sampler.outputs.split_matrix(matrix / count, columns)
+        return with_real_blocks(blocks, sampler.complex_outputs, ())
     pattern = _read(sparsity, sampler)
     entries = difference_columns(sampler, pattern)
     collect = dense_blocks if pattern is None else sparse_blocks
-    return collect(entries, lambda: sampler.outputs, columns)
+    blocks = collect(entries, lambda: sampler.outputs, columns)
+    return with_real_blocks(blocks, sampler.complex_outputs, ())
 
 
 def finite_difference_vjp(
@@ -211,7 +214,12 @@ def finite_difference_jvp(
         for part, found in zip(parts, sampler.differences(moves, one_sided), strict=True)
         for each in found
     ]
-    return sampler.outputs.split(sum(slopes, np.zeros(sampler.outputs.size)))
+    product = sampler.outputs.split(sum(slopes, np.zeros(sampler.outputs.size)))
+    # The long vector is complex as soon as one output is; the imaginary parts of the others are zero.
+    return {
+        path: part if path in sampler.complex_outputs else part.real
+        for path, part in product.items()
+    }
 
 
 def _sampler(

@@ -13,7 +13,7 @@ vector-Jacobian product is Jᵀ u, as in JAX: transposed, never conjugated, also
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -304,6 +304,38 @@ def _sparse_block(
     axes = np.unravel_index(flat, shape) if shape else ()
     indices = np.stack(axes, axis=-1) if axes else np.zeros((flat.size, 0), np.int64)
     return SparseArray(shape, indices, values[here])
+
+
+def complex_paths(arrays: Mapping[str, np.ndarray]) -> set[str]:
+    """The paths of the complex arrays among some."""
+    return {path for path, array in arrays.items() if np.iscomplexobj(array)}
+
+
+def with_real_blocks(
+    blocks: dict[str, dict[str, Any]], outputs: Collection[str], inputs: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """Blocks of one matrix, real again where neither the output nor the input is complex.
+
+    A matrix is complex as soon as one of its entries is; the imaginary parts of the other blocks are zero.
+
+    Args:
+        blocks: by output and input path.
+        outputs: the paths of the complex outputs.
+        inputs: the paths of the complex inputs.
+    """
+    return {
+        out: {
+            path: _real(block) if out not in outputs and path not in inputs else block
+            for path, block in row.items()
+        }
+        for out, row in blocks.items()
+    }
+
+
+def _real(block: Any) -> Any:
+    if isinstance(block, SparseArray):
+        return SparseArray(block.shape, block.indices, block.values.real)
+    return block.real
 
 
 def contract(

@@ -23,7 +23,7 @@ from chainrule._device import own_copy
 from chainrule._errors import CapabilityError, InputError
 from chainrule._progress import track, unheard
 from chainrule._trees import matches_pattern, set_at_path
-from chainrule.runtime._derivatives._layout import Layout, read_arrays
+from chainrule.runtime._derivatives._layout import Layout, complex_paths, read_arrays
 from chainrule.runtime._derivatives._stencils import (
     Eps,
     Stencil,
@@ -357,6 +357,9 @@ class Sampler:
         spare: bound on the evaluations that changing the length of steps may take.
         executor: where evaluations run.
         show_progress: whether long work shows a bar.
+
+    Attributes:
+        complex_outputs: the paths that were complex in some evaluation.
     """
 
     def __init__(
@@ -379,6 +382,7 @@ class Sampler:
         self.show_progress = show_progress
         self.origin = program.origin
         self._outputs: Layout | None = None
+        self.complex_outputs: set[str] = set()
 
     @cached_property
     def base(self) -> dict[str, np.ndarray]:
@@ -550,6 +554,7 @@ class Sampler:
 
     def _flatten(self, outputs: dict[str, np.ndarray]) -> np.ndarray:
         layout = Layout.of(outputs)
+        self.complex_outputs |= complex_paths(outputs)
         if self._outputs is None:
             self._outputs = layout
         elif layout != self._outputs:
