@@ -21,6 +21,7 @@ import pstats
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -382,10 +383,11 @@ def peer() -> None:
 
     print("# the peer, one call at a time (served: gpu_transport=cuda_ipc)")
     source = _HERE / "device_sine_peer" / "tesseract_api.py"
-    with _serving_peer(source) as url:
+    # The peer leaves a folder per call.
+    with tempfile.TemporaryDirectory() as folder, _serving_peer(source, folder) as url:
         ways = {"peer_served": Tesseract.from_url(url)}
         with contextlib.suppress(Exception):  # it needs more of its own packages in this process
-            ways["peer_inside"] = Tesseract.from_tesseract_api(source)
+            ways["peer_inside"] = Tesseract.from_tesseract_api(source, output_path=folder)
         for size in _SIZES:
             x = _points(size)
             calls = {}
@@ -417,7 +419,7 @@ def _serving() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _serving_peer(source: Path) -> Iterator[str]:
+def _serving_peer(source: Path, folder: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     variables = {
@@ -425,6 +427,7 @@ def _serving_peer(source: Path) -> Iterator[str]:
         "TESSERACT_API_PATH": str(source),
         "TESSERACT_NAME": "peer",
         "TESSERACT_GPU_TRANSPORT": "cuda_ipc",
+        "TESSERACT_OUTPUT_PATH": folder,
     }
     program = "from tesseract_core.runtime.cli import main; main()"
     command = [sys.executable, "-c", program, "serve", "--port", str(port)]

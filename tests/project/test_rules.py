@@ -28,6 +28,14 @@ def test_tool_is_content(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_no_folder_of_a_run_is_in_the_repository():
+    """A component leaves one where it logs, and the peer at every call: give each its `output_path`."""
+    done = subprocess.run(
+        ["git", "ls-files", "run_*", "**/run_*/logs/*"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == ""
+
+
 def test_jax_internals_are_touched_in_one_place_only():
     offenders = [
         path.relative_to(ROOT)
