@@ -1,7 +1,10 @@
-"""What a value is, for messages: shape and dtype in the short form `f64[3,4]`, never the data; and errors."""
+"""Words of messages: what a value is (shape and dtype in the short form `f64[3,4]`, never the data), the name
+that was probably meant, an error in one line."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from chainrule._trees import is_arraylike, with_article
@@ -51,6 +54,17 @@ def describe_value(x: Any) -> str:
     if noun is None or not is_arraylike(x):
         return with_article(kind.__name__)
     return f"{noun} {describe_type(tuple(x.shape), str(x.dtype).removeprefix('torch.'))}"
+
+
+def closest(name: Any, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant by one that does not exist, if one is close."""
+    return next(iter(get_close_matches(str(name), list(known), n=1)), None)
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """A sentence, after a space, with the name that was probably meant; nothing where none is close."""
+    close = closest(name, known)
+    return f" Did you mean {close!r}?" if close else ""
 
 
 def describe_error(error: BaseException) -> str:

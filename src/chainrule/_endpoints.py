@@ -23,6 +23,8 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
+from chainrule._describe import did_you_mean
+from chainrule._errors import CapabilityError
 from chainrule._results import Result
 from chainrule._trees import dtype_name, is_arraylike, map_leaves
 
@@ -226,6 +228,25 @@ ENDPOINTS: Mapping[str, EndpointKind] = {
     kind.endpoint: kind for kind in (APPLY, *DERIVATIVES, ABSTRACT_EVAL, TAGGED)
 }
 """Every endpoint that an author can define by its name, in the order in which they are listed."""
+
+
+def endpoint_missing(
+    component: str, endpoint: str, available: Collection[str], hint: str = ""
+) -> CapabilityError:
+    """What to raise where a component does not have an endpoint.
+
+    Args:
+        component: its name.
+        endpoint: what was asked for.
+        available: the endpoints that it has.
+        hint: how its author would add this one, after a space.
+    """
+    meant = "" if endpoint in ENDPOINTS else did_you_mean(endpoint, available)
+    return CapabilityError(
+        f"{component} has no endpoint {endpoint!r}; it has {', '.join(available)}.{meant}{hint}",
+        code="endpoint_missing",
+        details={"endpoint": endpoint, "available": list(available)},
+    )
 
 
 class EndpointMethods(ABC):

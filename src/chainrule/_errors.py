@@ -26,6 +26,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from chainrule._frames import users_traceback
+
 __all__ = [
     "CapabilityError",
     "ChainruleError",
@@ -70,6 +72,14 @@ class ChainruleError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} [{self.code}]"
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython shows for this error: those of the user, and the message."""
+        from IPython import get_ipython  # which calls this
+
+        shown = _rebuild(type(self), self.message, self.__dict__)  # without its causes
+        own = users_traceback(self) or self.__traceback__
+        return get_ipython().InteractiveTB.structured_traceback(type(self), shown, own, tb_offset=0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default reduction replays `args` only and would lose the keyword-only facts.

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from chainrule._errors import DefinitionError
+from chainrule._notebooks import bar_html, display_in_cell
 
 T = TypeVar("T")
 Emit = Callable[[float, str], None]
@@ -89,9 +89,19 @@ def progress(fraction: float, message: str = "") -> None:
         fraction: between 0 and 1; others are clipped. A fraction that falls back is not shown.
         message: what is being done, in a few words.
 
+    Raises:
+        DefinitionError: the message is not text, as in `progress(step, steps)` (`bad_progress`).
+
     Example:
         >>> progress(0.5, "half of the time steps")
     """
+    if not isinstance(message, str):
+        meant = "; for step k of n, write `progress(k / n)`" if isinstance(message, int) else ""
+        raise DefinitionError(
+            "`progress` takes a fraction between 0 and 1, and a message that is text; found "
+            f"{type(message).__name__} in place of the text{meant}.",
+            code="bad_progress",
+        )
     listener = _current()
     if listener is not None:
         listener.report(fraction, message)
@@ -157,8 +167,8 @@ def steps(items: Iterable[T], total: int, message: str = "") -> Iterator[T]:
 def track(items: Iterable[T], description: str, total: int, *, show: bool = True) -> Iterator[T]:
     """Yield the items, and report the progress as `steps` does; show a bar when the work is long.
 
-    The bar is on stderr, only when that is a terminal, and only once the work has taken `PATIENCE_S`: a
-    component's standard output stays the result, and short work stays silent.
+    The bar is in the cell of a notebook, or on stderr where that is a terminal, once the work has taken
+    `PATIENCE_S`: a component's standard output stays the result, and short work stays silent.
     """
     with progress_bar(description, total, show=show) as advance:
         for done, item in enumerate(steps(items, total, description), start=1):
@@ -181,17 +191,15 @@ def progress_bar(description: str, total: float | None, *, show: bool = True) ->
         total: how far it goes, in steps or in any other unit; `None` where that is not known.
         show: whether it is drawn at all.
     """
-    bar: Progress | None = None
+    bar: _TerminalBar | _NotebookBar | None = None
     start = time.monotonic()
-    is_shown = show and sys.stderr.isatty()
 
     def advance(done: float, note: str = "") -> None:
         nonlocal bar
-        if bar is None and is_shown and time.monotonic() - start > PATIENCE_S:
-            bar = _start_bar(description, total)
+        if bar is None and show and time.monotonic() - start > PATIENCE_S:
+            bar = _start_bar(description, total, start)
         if bar is not None:
-            shown = f"{description} {note}".rstrip()
-            bar.update(bar.task_ids[0], completed=done, description=shown)
+            bar.draw(done, note)
 
     try:
         yield advance
@@ -200,13 +208,58 @@ def progress_bar(description: str, total: float | None, *, show: bool = True) ->
             bar.stop()
 
 
-def _start_bar(description: str, total: float | None) -> Progress:
-    # Rich is imported only when a bar is shown: most calls never show one.
-    from rich.console import Console
-    from rich.progress import Progress
+def _start_bar(
+    description: str, total: float | None, start: float
+) -> _TerminalBar | _NotebookBar | None:
+    put = display_in_cell("")
+    if put is not None:
+        return _NotebookBar(description, total, start, put)
+    return _TerminalBar(description, total) if sys.stderr.isatty() else None
 
-    # Without ipywidgets, rich shows no bar in a notebook; as text it shows one.
-    bar = Progress(console=Console(stderr=True, force_jupyter=False), transient=True)
-    bar.add_task(description, total=total)
-    bar.start()
-    return bar
+
+class _TerminalBar:
+    """A bar of rich, which disappears at the end."""
+
+    def __init__(self, description: str, total: float | None) -> None:
+        # Imported only when a bar is shown: most calls never show one.
+        from rich.console import Console
+        from rich.progress import Progress
+
+        self._description = description
+        self._progress = Progress(console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task(description, total=total)
+        self._progress.start()
+
+    def draw(self, done: float, note: str) -> None:
+        shown = f"{self._description} {note}".rstrip()
+        self._progress.update(self._task, completed=done, description=shown)
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+
+class _NotebookBar:
+    """A bar that stays in the notebook, as far as it came. It changes at most twenty times a second."""
+
+    def __init__(
+        self, description: str, total: float | None, start: float, put: Callable[[str], object]
+    ) -> None:
+        self._description = description
+        self._total = total
+        self._start = start
+        self._put = put
+        self._next = float("-inf")
+        self._last: tuple[float, str] = (0.0, "")
+
+    def draw(self, done: float, note: str) -> None:
+        self._last = done, note
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _MIN_PAUSE_S
+            share = done / self._total if self._total else None
+            self._put(bar_html(self._description, share, now - self._start, note))
+
+    def stop(self) -> None:
+        done, note = self._last
+        share = done / self._total if self._total else 1.0
+        self._put(bar_html(self._description, share, time.monotonic() - self._start, note))

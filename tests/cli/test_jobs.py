@@ -38,8 +38,13 @@ def slow(x: float, seconds: float = 0.0) -> float:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cli-jobs")
+def folder(tmp_path_factory):
+    """Where the server runs."""
+    return tmp_path_factory.mktemp("cli-jobs")
+
+
+@pytest.fixture(scope="module")
+def url(folder):
     (folder / "slow.py").write_text(COMPONENT)
     (folder / "token").write_text("0123456789abcdef0123")
     command = [
@@ -54,8 +59,6 @@ def url(tmp_path_factory):
         yield facts["url"]
         server.send_signal(signal.SIGTERM)
         assert server.stdout.read() == "", "one line on standard output, and nothing else"
-    assert (folder / "jobs" / "jobs.sqlite").exists()
-    assert "working on it" in (folder / "workers.log").read_text()
 
 
 @pytest.fixture
@@ -71,7 +74,7 @@ def run(capsys, *arguments):
     return left.value.code, out.out, out.err
 
 
-def test_jobs_and_logs(url, component, capsys):
+def test_jobs_and_logs(url, component, folder, capsys):
     job, failing = component.submit("apply", {"x": 1.0}), component.submit("apply", {"x": -1.0})
     code, out, err = run(capsys, "job", "logs", url, job.id, "--follow")
     assert (code, out) == (0, "working on it\n")
@@ -82,6 +85,8 @@ def test_jobs_and_logs(url, component, capsys):
     last = err.splitlines()[-1]
     assert last.startswith("[failed 50 %] apply raised ValueError: negative at …/slow.py:")
     assert run(capsys, "job", "logs", url, job.id)[:2] == (0, "working on it\n")
+    assert (folder / "jobs" / "jobs.sqlite").exists()
+    assert "working on it" in (folder / "workers.log").read_text()
     code, out, _ = run(capsys, "job", "list", url, "--json", "--limit", "2")
     assert [entry["id"] for entry in json.loads(out)] == [failing.id, job.id]
     code, out, _ = run(capsys, "job", "list", url, "--state", "failed")

@@ -14,17 +14,16 @@ import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from itertools import dropwhile
 from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 
-import chainrule
 from chainrule._errors import ChainruleError, ComponentError
+from chainrule._frames import is_installed, is_ours
 from chainrule._lru_cache import LRUCache
 
-_OURS = str(Path(chainrule.__file__).parent)
 _NUMBER = re.compile(r"\[chainrule failure (\d+)\]")
 
 
@@ -122,8 +121,9 @@ def _lines_of_authors(error: BaseException) -> str:
         each = chain.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
-            frames = [frame for frame in each.stack if not frame.filename.startswith(_OURS)]
-            each.stack = traceback.StackSummary.from_list(frames)
+            frames = [frame for frame in each.stack if not is_ours(frame.filename)]
+            own = list(dropwhile(lambda frame: is_installed(frame.filename), frames))
+            each.stack = traceback.StackSummary.from_list(own or frames)
             chain += [each.__cause__, each.__context__]
     return "".join(described.format())
 

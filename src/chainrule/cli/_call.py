@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._codec import BinrefWriter, encode_body
+from chainrule._describe import closest, did_you_mean
 from chainrule._endpoints import ENDPOINTS
 from chainrule._errors import InputError, StorageError
 from chainrule._files import write_whole
 from chainrule._results import Result
 from chainrule.cli._debugging import accept_debugger, add_debug_port
 from chainrule.cli._output import ResultStream, make_table, result_stream
-from chainrule.cli._payload import add_payload, given_payload, texts_explained
+from chainrule.cli._payload import add_payload, given_payload, inputs_explained
 from chainrule.cli._sources import (
     add_component,
     add_derive_hvp,
@@ -29,11 +30,23 @@ from chainrule.runtime import ComponentConfig
 from chainrule.runtime.internal import Run
 
 _COMMANDS = {kind.command: name for name, kind in ENDPOINTS.items()}
+_NAMES = (*_COMMANDS, *(name.replace("_", "-") for name in ENDPOINTS))
 
 
 def endpoint_name(name: str) -> str:
-    """The endpoint of a short name (`vjp`), or of its own name with dashes or underscores."""
-    return _COMMANDS.get(name, name.replace("-", "_"))
+    """The endpoint of a short name (`vjp`), or of its own name with dashes or underscores.
+
+    Raises:
+        InputError: there is no such endpoint (`endpoint_missing`).
+    """
+    endpoint = _COMMANDS.get(name, name.replace("-", "_"))
+    if endpoint not in (*ENDPOINTS, "health"):
+        raise InputError(
+            f"There is no endpoint {name!r}.{did_you_mean(name, _NAMES)} The endpoints are "
+            f"{', '.join(_COMMANDS)}.",
+            code="endpoint_missing",
+        )
+    return endpoint
 
 
 def add_apply_arguments(parser: ArgumentParser) -> None:
@@ -90,18 +103,19 @@ def _add_arguments(parser: ArgumentParser) -> None:
 
 def _run(options: Namespace) -> int:
     """Call the endpoint and write its result to standard output, or to a file in the output path."""
-    with result_stream() as stdout, texts_explained(options):
+    with result_stream() as stdout:
         if options.debug_port is not None:
             accept_debugger(options.debug_port, wait=True)
+        _check_endpoint(options)
         if not is_url(options.component):
-            _check_order(options)
             check_source(options.component)
         config = _config(options)
         payload = given_payload(options, config)
-        if _is_for_people(options, stdout):
-            stdout.show(_call(options, config, payload, _table))
-            return 0
-        pieces = _encode(_call(options, config, payload), config)
+        with inputs_explained(options, payload):
+            if _is_for_people(options, stdout):
+                stdout.show(_call(options, config, payload, _table))
+                return 0
+            pieces = _encode(_call(options, config, payload), config)
         if options.output_file is None:
             stdout.write([*pieces, b"\n"])
         else:
@@ -109,14 +123,18 @@ def _run(options: Namespace) -> int:
     return 0
 
 
-def _check_order(options: Namespace) -> None:
-    """Refuse an endpoint and a component in the wrong order."""
-    named = endpoint_name(options.component)
-    if named in ENDPOINTS and not Path(options.component).exists():
+def _check_endpoint(options: Namespace) -> None:
+    """Refuse an endpoint that does not exist, or that stands behind the component."""
+    try:
+        endpoint_name(options.endpoint)
+    except InputError as error:
+        meant = closest(options.component, _NAMES)
+        if meant is None or Path(options.component).exists():
+            raise
         raise InputError(
-            f"The endpoint comes first: `chainrule call {options.component} {options.endpoint}`.",
-            code="component_missing",
-        )
+            f"The endpoint comes first: `chainrule call {meant} {options.endpoint}`.",
+            code=error.code,
+        ) from None
 
 
 def _is_for_people(options: Namespace, stdout: ResultStream) -> bool:

@@ -5,14 +5,11 @@ A script holds all names, so that a shell completes without starting Python.
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
-from chainrule.cli._main import COMMANDS, make_parser
+from chainrule.cli._main import COMMANDS, flags_of, make_parser
 from chainrule.cli._output import write_result
-
-_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -22,10 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(options: Namespace) -> int:
-    flags = {
-        name: sorted({*_FLAG.findall(make_parser(name).format_help()), "--help"})
-        for name in COMMANDS
-    }
+    flags = {name: flags_of(make_parser(name)) for name in COMMANDS}
     script = _SCRIPTS[options.shell](flags)
     write_result(options, {"script": script}, script)
     return 0

@@ -9,10 +9,12 @@ that the command line starts quickly. (typer alone takes as long to import as py
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from chainrule._errors import InputError
 from chainrule.cli._output import failures, reserve_streams, strong, write_styled, write_text
 
 if TYPE_CHECKING:
@@ -200,6 +202,8 @@ GROUPS: dict[str, dict[str, Command]] = {
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+
 # The names that commands had before they were grouped; they work until the next release. `logs` was two
 # commands in one.
 _OLD_NAMES = {
@@ -262,7 +266,7 @@ def make_parser(name: str) -> ArgumentParser:
 
         def start_section(self, heading: str | None) -> None:
             named = {"positional arguments": "arguments"}.get(heading or "", heading)
-            super().start_section(named and strong(named, 1))
+            super().start_section(named and strong(named[0].upper() + named[1:], 1))
 
         def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:
             forms = {"?": "[{}]", "*": "[{} …]", "+": "{} [{} …]"}
@@ -273,19 +277,28 @@ def make_parser(name: str) -> ArgumentParser:
                 for action in actions
                 if not action.option_strings
             ]
-            super().add_usage(" ".join(["%(prog)s [OPTIONS]", *words]), actions, groups, prefix)
+            usage = " ".join(["%(prog)s [OPTIONS]", *words])
+            super().add_usage(usage, actions, groups, "Usage: " if prefix is None else prefix)
 
         def _get_help_string(self, action: Action) -> str:
             return help_of(action)
 
+    class Parser(ArgumentParser):
+        """Reports a wrong usage as every other mistake of the user is reported."""
+
+        def error(self, message: str) -> NoReturn:
+            raise _bad_usage(self, f"{message[0].upper()}{message[1:]}.")
+
     command = COMMANDS[name]
-    parser = ArgumentParser(
+    parser = Parser(
         f"chainrule {name}",
         description=command.help,
-        epilog=f"{strong('example', 1)}:\n  {command.example}",
+        epilog=f"{strong('Example', 1)}:\n  {command.example}",
         formatter_class=Formatter,
         allow_abbrev=False,
+        add_help=False,
     )
+    parser.add_argument("--help", "-h", action="help", help="Show this help")
     command.add_arguments(parser)
     common = parser.add_argument_group("output and errors")
     common.add_argument(
@@ -320,10 +333,34 @@ def _run(name: str, rest: list[str]) -> int:
         if "-h" in rest or "--help" in rest:
             write_styled(parser.format_help())
             return 0
-    options = parser.parse_intermixed_args(rest)
-    options.words = rest
+        options, unknown = parser.parse_known_intermixed_args(rest)
+        options.words = rest
+        if unknown:
+            raise _bad_usage(parser, _about_unknown(unknown, parser))
     with failures(as_json=options.json, debug=options.debug):
         return options.handler(options)
+
+
+def flags_of(parser: ArgumentParser) -> list[str]:
+    """The long options that the help of a command names."""
+    return sorted(set(_FLAG.findall(parser.format_help())))
+
+
+def _about_unknown(words: Sequence[str], parser: ArgumentParser) -> str:
+    """What is said of words that a command does not take."""
+    from chainrule._describe import did_you_mean
+
+    option = words[0].partition("=")[0]
+    if option.startswith("-"):
+        return f"There is no option {option!r}.{did_you_mean(option, flags_of(parser))}"
+    return f"There are more arguments than this command takes: {' '.join(words)}."
+
+
+def _bad_usage(parser: ArgumentParser, problem: str) -> InputError:
+    return InputError(
+        f"{problem}\n{parser.format_usage().rstrip()}\n`{parser.prog} --help` describes the options.",
+        code="bad_option",
+    )
 
 
 def _with_new_name(given: list[str]) -> list[str]:
@@ -379,10 +416,10 @@ def _explain_unknown(given: Sequence[str]) -> int:
             "`chainrule --help` lists the commands.\n"
         )
         return 2
-    import difflib
+    from chainrule._describe import closest
 
     name = " ".join(given[:2] if group else given[:1])
-    close = difflib.get_close_matches(name, [*COMMANDS, *_OLD_NAMES], n=1)
-    hint = f"Did you mean `chainrule {close[0]}`?" if close else "`chainrule --help` lists them."
+    close = closest(name, [*COMMANDS, *_OLD_NAMES])
+    hint = f"Did you mean `chainrule {close}`?" if close else "`chainrule --help` lists them."
     sys.stderr.write(f"{strong('Error:', 2, 'red')} there is no command {name!r}. {hint}\n")
     return 2

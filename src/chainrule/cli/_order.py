@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from chainrule._describe import did_you_mean
 from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule._trees import map_leaves
 from chainrule.cli._output import result_stream, write_error
@@ -137,9 +138,14 @@ def _load(target: str) -> Any:
         raise InputError(
             f"Expected FILE:FUNCTION with an existing file, found {target!r}.", code="file_missing"
         )
-    function = getattr(load_module(Path(file).resolve()), name, None)
+    module = load_module(Path(file).resolve())
+    function = getattr(module, name, None)
     if not callable(function):
-        raise InputError(f"{file} has no function {name!r}.", code="function_missing")
+        functions = [name for name, value in vars(module).items() if callable(value)]
+        raise InputError(
+            f"{file} has no function {name!r}.{did_you_mean(name, functions)}",
+            code="function_missing",
+        )
     return function
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ import orjson
 
 from chainrule._codec import FRAMES_MEDIA_TYPE, Grants, Limits, decode_body
 from chainrule._describe import describe_value
-from chainrule._errors import DecodeError, InputError, LimitError
+from chainrule._errors import DecodeError, InputError, LimitError, PathError
 from chainrule._paths import Segment, split_path
+from chainrule._trees import get_at_path
 from chainrule.runtime import ComponentConfig
 
 _ASSIGNMENT = re.compile(r"[^\W\d][\w.\[\]]*=")
@@ -81,11 +82,18 @@ def read_payload(
 
 
 @contextmanager
-def texts_explained(options: Namespace) -> Iterator[None]:
-    """Where a component refuses an input that `--set` gave, say so if the value was not JSON but text."""
+def inputs_explained(options: Namespace, payload: dict[str, Any]) -> Iterator[None]:
+    """Where a component refuses inputs, say what was found. The data are those of the user of this shell.
+
+    Where `--set` gave the input and its value was not JSON, say that it counts as text.
+    """
     try:
         yield
     except InputError as error:
+        for problem in error.details.get("problems", []):
+            found = _found(payload["inputs"], problem)
+            error.message = error.message.replace(problem["msg"], problem["msg"] + found, 1)
+            problem["msg"] += found
         for assignment in options.values:
             path, _, value = assignment.partition("=")
             if path == error.path and _as_json(value) is value:
@@ -94,6 +102,16 @@ def texts_explained(options: Namespace) -> Iterator[None]:
                     "counts as text."
                 )
         raise
+
+
+def _found(inputs: Any, problem: Mapping[str, Any]) -> str:
+    """The number that pydantic refused, behind its message; messages of ours say what they found."""
+    try:
+        value = get_at_path(inputs, problem["path"])
+    except PathError:
+        return ""
+    is_number = isinstance(value, (int, float)) and "found" not in problem["msg"]
+    return f"; found {json.dumps(value)}" if is_number else ""
 
 
 def _corrected(payload: dict[str, Any]) -> str:

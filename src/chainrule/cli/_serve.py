@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -95,9 +95,12 @@ def _add_settings(parser: Arguments, kind: type, names: Iterable[str], *, at_lea
     """A flag for each of some fields of a dataclass, with the meaning that its docstring gives."""
 
     def number(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            value = at_least - 1
         if value < at_least:
-            raise ValueError(text)
+            raise ArgumentTypeError(f"expected an integer of at least {at_least}, found {text!r}")
         return value
 
     meanings = dict(_ATTRIBUTE.findall(getdoc(kind) or ""))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import InputError
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
-from chainrule.runtime.internal import check_sources, split_source
+from chainrule.runtime.internal import check_sources, did_you_mean_file, split_source
 
 if TYPE_CHECKING:  # most commands call a component in this process and need no client
     from chainrule.client import Component
@@ -192,8 +192,8 @@ def check_exists(component: str) -> None:
         )
     if not file.exists():
         raise InputError(
-            f"There is no component at {str(file)!r}. Name a module file, its folder, file.py:name, or "
-            "a component.yaml; `chainrule init` starts one.",
+            f"There is no component at {str(file)!r}.{did_you_mean_file(file)} Name a module file, its "
+            "folder, file.py:name, or a component.yaml; `chainrule init` starts one.",
             code="component_missing",
         )
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from chainrule._errors import ChainruleError, InputError
 from chainrule.cli._call import endpoint_name
 from chainrule.cli._output import make_table, result_stream, write_result
-from chainrule.cli._payload import add_payload, given_payload, texts_explained
+from chainrule.cli._payload import add_payload, given_payload, inputs_explained
 from chainrule.cli._sources import (
     add_component,
     add_folders,
@@ -96,22 +96,24 @@ def add_gradient_arguments(parser: ArgumentParser) -> None:
 
 def _check_gradients(options: Namespace) -> int:
     """Exit with 1 when a derivative is wrong."""
-    with result_stream() as stdout, texts_explained(options):
+    with result_stream() as stdout:
+        names = options.endpoints
         component, config = _open(options)
         payload = given_payload(options, config)
-        report = check_gradients(
-            component,
-            payload,
-            input_paths=options.input_paths,
-            output_paths=options.output_paths,
-            endpoints=options.endpoints,
-            eps=_eps(options),
-            rtol=options.rtol,
-            max_evals=options.max_evals,
-            max_output_samples=options.max_output_samples,
-            seed=options.seed,
-            show_progress=options.show_progress,
-        )
+        with inputs_explained(options, payload):
+            report = check_gradients(
+                component,
+                payload,
+                input_paths=options.input_paths,
+                output_paths=options.output_paths,
+                endpoints=None if names is None else [endpoint_name(name) for name in names],
+                eps=_eps(options),
+                rtol=options.rtol,
+                max_evals=options.max_evals,
+                max_output_samples=options.max_output_samples,
+                seed=options.seed,
+                show_progress=options.show_progress,
+            )
         facts = report.to_dict(options.max_failures)
         write_result(options, facts, lambda: report.table(options.max_failures), to=stdout)
     return int(not report.passed)
@@ -162,7 +164,7 @@ def add_record_arguments(parser: ArgumentParser) -> None:
 
 def _record(options: Namespace) -> int:
     """Call the endpoint and write the test case."""
-    with result_stream() as stdout, texts_explained(options), opened(options) as component:
+    with result_stream() as stdout, opened(options) as component:
         endpoint = endpoint_name(options.endpoint)
         config = getattr(component, "config", None) or ComponentConfig()
         payload = given_payload(options, config)
@@ -170,7 +172,8 @@ def _record(options: Namespace) -> int:
         file = options.output or _free_name(folder, f"test_{endpoint}")
         if file.exists():
             raise InputError(f"{file} exists already; nothing was written.", code="file_exists")
-        record(component, endpoint, payload, path=file, expect_exception=options.expect_error)
+        with inputs_explained(options, payload):
+            record(component, endpoint, payload, path=file, expect_exception=options.expect_error)
         write_result(options, {"written": str(file)}, f"{file}\n", to=stdout)
     return 0
 

@@ -13,9 +13,8 @@ from types import ModuleType, TracebackType
 from typing import Any, Literal, Self
 
 from chainrule._describe import describe_value
-from chainrule._endpoints import AsyncEndpointMethods, EndpointMethods
+from chainrule._endpoints import AsyncEndpointMethods, EndpointMethods, endpoint_missing
 from chainrule._errors import (
-    CapabilityError,
     ChainruleError,
     DefinitionError,
     InputError,
@@ -698,12 +697,7 @@ class Component(EndpointMethods, AsyncEndpointMethods):
     def _check_endpoint(self, endpoint: str) -> None:
         self._check_open()
         if endpoint not in self.available_endpoints:
-            raise CapabilityError(
-                f"{self.name} has no endpoint {endpoint!r}; it has "
-                f"{', '.join(self.available_endpoints)}.",
-                code="endpoint_missing",
-                details={"endpoint": endpoint, "available": self.available_endpoints},
-            )
+            raise endpoint_missing(self.name, endpoint, self.available_endpoints)
 
     def _check_open(self) -> None:
         if self._is_closed:

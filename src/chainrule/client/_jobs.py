@@ -7,11 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import contextmanager, nullcontext
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from chainrule._errors import ChainruleError, TransportError
-from chainrule._notebooks import display_in_cell
+from chainrule._notebooks import bar_html, display_in_cell
 from chainrule._progress import listening
 from chainrule._visible import visible
 from chainrule.client._transport import Ticket
@@ -275,11 +274,8 @@ def job_bar(label: str, total: float | None = None) -> Iterator[Bar]:
 
 
 def _as_html(task: Task) -> str:
-    value = f' value="{task.completed}" max="{task.total}"' if task.total else ""
-    share = f"{task.percentage:.0f} %" if task.total else ""
-    words = (task.description, share, f"{task.elapsed or 0:.0f} s", task.fields["message"])
-    name = f'aria-label="{escape(task.description)}"'
-    return f"<progress {name}{value}></progress> {escape(' · '.join(filter(None, words)))}"
+    share = task.completed / task.total if task.total else None
+    return bar_html(task.description, share, task.elapsed or 0.0, task.fields["message"])
 
 
 def _word_for(error: BaseException) -> str:

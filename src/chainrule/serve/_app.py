@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from chainrule._describe import did_you_mean
 from chainrule._errors import DefinitionError, StorageError
 from chainrule._files import Scratch
 from chainrule._same_host import SegmentPool, is_supported
@@ -271,7 +272,8 @@ class Server:
         named = _COMPONENT.match(path)
         if named is not None and named[1] not in self.services:
             served = ", ".join(f"/c/{name}" for name in self.services)
-            return f"This server has no component at {shown}; it serves {served}."
+            meant = did_you_mean(named[1], self.services)
+            return f"This server has no component at {shown}; it serves {served}.{meant}"
         return f"There is nothing at {shown}; /docs and /openapi.json list what this server offers."
 
     def _component_routes(self, prefix: str, service: Service) -> list[Any]:

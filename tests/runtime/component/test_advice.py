@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from chainrule.errors import CapabilityError, ComponentError, DefinitionError, InputError
-from chainrule.runtime import Array, Differentiable, Float64, component, load_component
+from chainrule.runtime import (
+    Array,
+    Differentiable,
+    Float64,
+    component,
+    load_component,
+    progress,
+)
 
 Number = Differentiable[Float64]
 MODULE = """
@@ -145,3 +152,80 @@ def test_a_dependency_that_the_call_misses():
 
     with pytest.raises(ComponentError, match="Install a_package_that_is_not_there into"):
         load_component(f).apply({"x": 1.0})
+
+
+def test_a_module_takes_finite_differences_by_name(tmp_path):
+    def load(more):
+        (tmp_path / "square.py").write_text(MODULE + more)
+        return load_component(tmp_path / "square.py")
+
+    for declared in ("'finite'", "{'algorithm': 'richardson', 'eps': 1e-2}"):
+        square = load(f"derivatives = {declared}\n")
+        slope = square.jacobian({"x": 3.0}, ["x"], ["y"])["y"]["x"]
+        assert slope == pytest.approx(6.0, rel=1e-6)
+        assert str(square.capabilities["jacobian"]) == "derived (finite differences)"
+    with pytest.raises(DefinitionError, match='"finite"') as caught:
+        load("derivatives = 'fnite'\n")
+    assert caught.value.code == "bad_derivatives"
+    own = "def jacobian(inputs, jac_inputs, jac_outputs):\n    return {'y': {'x': 2 * inputs.x}}\n"
+    with pytest.raises(DefinitionError, match="follow from jacobian") as caught:
+        load("derivatives = 'finite'\n" + own)
+    assert caught.value.code == "bad_derivatives"
+    assert "jacobian" not in load("def derivatives(x):\n    return x\n").available_endpoints
+
+
+def test_a_result_that_the_schema_forbids_names_the_function(tmp_path):
+    @component
+    def pair(x: float) -> Number:
+        return [x, x]
+
+    @component
+    def forgets(x: float) -> float:
+        x + 1
+
+    for wrong in (pair, forgets):
+        with pytest.raises(
+            ComponentError, match=rf"at .*test_advice\.py:\d+ \({wrong.name}\)"
+        ) as caught:
+            wrong.apply({"x": 1.0})
+        assert caught.value.code == "bad_output"
+    (tmp_path / "square.py").write_text(MODULE.replace("inputs.x ** 2}", "[1, 2]}"))
+    line = 1 + MODULE.splitlines().index("def apply(inputs):")
+    with pytest.raises(ComponentError, match=rf"square\.py:{line} \(apply\)"):
+        load_component(tmp_path / "square.py").apply({"x": 1.0})
+    inside = MODULE.replace('{"y": inputs.x ** 2}', "OutputSchema(y=[1, 2])")
+    (tmp_path / "square.py").write_text(inside)
+    line = 1 + inside.splitlines().index("    return OutputSchema(y=[1, 2])")
+    with pytest.raises(ComponentError, match=rf"square\.py:{line} \(apply\)"):
+        load_component(tmp_path / "square.py").apply({"x": 1.0})
+
+
+def test_progress_of_steps_says_what_is_meant():
+    @component
+    def slow(n: int) -> int:
+        for k in range(n):
+            progress(k, n)
+        return n
+
+    with pytest.raises(
+        DefinitionError, match=r"progress\(k / n\)`.* at .*test_advice\.py:\d+ \(slow\)"
+    ) as caught:
+        slow.apply({"n": 3})
+    assert caught.value.code == "bad_progress"
+
+
+def test_only_a_file_that_hides_a_library_is_told_so(tmp_path, monkeypatch):
+    (tmp_path / "oven.py").write_text("from chainrule import oven_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DefinitionError, match="cannot import name") as caught:
+        load_component(tmp_path / "oven.py")
+    assert "name of the library" not in caught.value.message
+
+
+def test_a_component_that_is_missing_is_looked_for_beside(tmp_path):
+    (tmp_path / "square.py").write_text(MODULE)
+    with pytest.raises(DefinitionError, match=r"Did you mean '.*square\.py'") as caught:
+        load_component(tmp_path / "sqare")
+    assert caught.value.code == "module_missing"
+    with pytest.raises(CapabilityError, match="Did you mean 'apply'"):
+        load_component(tmp_path / "square.py").call("aply", {"inputs": {"x": 1.0}})

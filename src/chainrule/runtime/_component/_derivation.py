@@ -19,17 +19,16 @@ Names and values are checked when the component is declared.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel
 
-from chainrule._describe import describe_value
+from chainrule._describe import describe_value, did_you_mean
 from chainrule._device import own_copy
 from chainrule._endpoints import (
     DERIVATIVES,
@@ -245,6 +244,12 @@ def finite_implementations(
     }
 
 
+def sparsity_of(derivatives: Derivatives) -> Mapping[str, Mapping[str, Any]]:
+    """The pattern among the options of finite differences, if it names its paths."""
+    given = derivatives.get("sparsity") if isinstance(derivatives, Mapping) else None
+    return given if isinstance(given, Mapping) and not is_block(given) else {}
+
+
 def _with_options(
     recipe: Callable[..., Any], apply: Callable[[Any], Any], options: Mapping[str, Any]
 ) -> Callable[..., Any]:
@@ -280,18 +285,13 @@ def _read_options(derivatives: Any) -> dict[str, Any]:
     for name, value in derivatives.items():
         if name not in _OPTIONS:
             raise _bad(
-                f"there is no option {name!r}; there are {', '.join(_OPTIONS)}.{_close(name, _OPTIONS)}"
+                f"there is no option {name!r}; there are {', '.join(_OPTIONS)}.{did_you_mean(name, _OPTIONS)}"
             )
         fits, expected = _OPTIONS[name]
         if not fits(value):
-            hint = _close(value, ALGORITHMS) if name == "algorithm" else ""
+            hint = did_you_mean(value, ALGORITHMS) if name == "algorithm" else ""
             raise _bad(f"the option {name!r} is {expected}; found {_shown(value)}.{hint}")
     return {"eps": "auto", **derivatives}
-
-
-def _close(name: Any, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def _shown(value: Any) -> str:

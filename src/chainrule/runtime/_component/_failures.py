@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from chainrule._describe import describe_value
+from chainrule._describe import closest, describe_value
 from chainrule._errors import (
     CapabilityError,
     ChainruleError,
@@ -154,8 +153,8 @@ def _suggest_names(problems: list[dict[str, Any]], model: type[BaseModel]) -> No
             continue
         *above, name = problem["loc"][1:]
         known = sorted({field for each in _models_at(model, above) for field in each.model_fields})
-        close = get_close_matches(str(name), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the fields are {_listed(known)}"
+        close = closest(name, known)
+        hint = f"did you mean {close!r}?" if close else f"the fields are {_listed(known)}"
         problem["msg"] = f"{problem['msg']}; {hint}"
 
 
@@ -202,19 +201,22 @@ def _told_the_names(value: Any, names: Collection[str]) -> str:
     )
 
 
-def bad_output(error: ValidationError, value: Any, *, endpoint: str) -> ComponentError:
+def bad_output(
+    error: ValidationError, value: Any, *, endpoint: str, where: str = ""
+) -> ComponentError:
     """What the caller gets when the author's result does not fit the author's schema.
 
     Args:
         error: pydantic's report.
         value: what was validated; `None` when it is not known.
         endpoint: the endpoint that was called.
+        where: the author's line, after a space.
     """
     problems, count = _problems(error, value, ())
     first = problems[0]
     message = (
         f"The component returned something from {endpoint} that its own OutputSchema forbids: "
-        f"{_place(first)}{_sentence(first['msg'])}{_more(problems, count)}"
+        f"{_place(first)}{_sentence(first['msg']).rstrip('.')}{_more(problems, count)}{where}"
     )
     if isinstance(value, Mapping) and value and all(part is None for part in value.values()):
         message = f"{endpoint} returned None. Does its function end with `return`?"

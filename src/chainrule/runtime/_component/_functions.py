@@ -42,7 +42,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from chainrule._describe import describe_value
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
 from chainrule._errors import ComponentError, DefinitionError, missing_dependency
-from chainrule._sparsity import is_block
 from chainrule.runtime._component._definition import (
     Batching,
     Definition,
@@ -51,7 +50,11 @@ from chainrule.runtime._component._definition import (
     hash_function,
     is_jitted,
 )
-from chainrule.runtime._component._derivation import Derivatives, finite_implementations
+from chainrule.runtime._component._derivation import (
+    Derivatives,
+    finite_implementations,
+    sparsity_of,
+)
 from chainrule.runtime._component._devices import Device, Place, find_place, on_device
 from chainrule.runtime._component._local import LocalComponent
 from chainrule.runtime._config import ComponentConfig
@@ -168,7 +171,7 @@ def component(
             batching=batching,
             merge_up_to=merge_up_to,
             prices=prices or {},
-            sparsity=sparsity or _sparsity_of_differences(derivatives),
+            sparsity=sparsity or sparsity_of(derivatives),
             cheap=cheap,
             plot=plot,
             place=place,
@@ -177,12 +180,6 @@ def component(
         return LocalComponent(definition, config)
 
     return make if function is None else make(function)
-
-
-def _sparsity_of_differences(derivatives: Derivatives) -> Mapping[str, Mapping[str, Any]]:
-    """The pattern among the options of finite differences, if it names its paths."""
-    given = derivatives.get("sparsity") if isinstance(derivatives, Mapping) else None
-    return given if isinstance(given, Mapping) and not is_block(given) else {}
 
 
 _CONFIG = ConfigDict(arbitrary_types_allowed=True)

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
 from chainrule._codec import SparseArray
-from chainrule._describe import describe_value
+from chainrule._describe import describe_value, did_you_mean
 from chainrule._device import own_copy
 from chainrule._endpoints import (
     ABSTRACT_EVAL,
@@ -39,13 +39,21 @@ from chainrule._endpoints import (
     Vector,
     to_abstract,
 )
-from chainrule._errors import CapabilityError, ChainruleError, ComponentError, InputError, PathError
+from chainrule._errors import (
+    CapabilityError,
+    ChainruleError,
+    ComponentError,
+    DefinitionError,
+    InputError,
+    PathError,
+)
 from chainrule._lru_cache import LRUCache
 from chainrule._paths import matches_pattern, path_to_pattern
 from chainrule._progress import unheard
 from chainrule._trees import dtype_name, flatten_with_paths, get_at_path, is_arraylike
 from chainrule.runtime._component._definition import check_signature, takes_argument
 from chainrule.runtime._component._failures import bad_output, failure_of, is_of_another_component
+from chainrule.runtime._component._isolation import author_line, defined_at
 from chainrule.runtime._component._schemas import Context, Schemas
 from chainrule.runtime._schema import ArraySpec, build_validator
 from chainrule.runtime._schema._plain import to_plain
@@ -58,9 +66,22 @@ ShapeOf = Callable[[str], tuple[int, ...] | None]
 
 
 def evaluation_handler(
-    name: str, schemas: Schemas, function: Callable[[Any], Any], shapes: OutputShapes | None = None
+    name: str,
+    schemas: Schemas,
+    function: Callable[[Any], Any],
+    shapes: OutputShapes | None = None,
+    *,
+    author: Callable[..., Any] | None = None,
 ) -> Handler:
-    """The handler of `apply` or `abstract_eval`; `shapes`, where given, learns from every evaluation."""
+    """The handler of `apply` or `abstract_eval`.
+
+    Args:
+        name: of the endpoint.
+        schemas: of the component.
+        function: takes the model of the inputs.
+        shapes: learns from every evaluation.
+        author: the function that the author wrote, where `function` only calls it.
+    """
     check_signature(function, name, 1)
     read_inputs, read_outputs = (
         (schemas.read_inputs, schemas.read_outputs)
@@ -73,8 +94,12 @@ def evaluation_handler(
         inputs = read_inputs(payload["inputs"], name, context)
         # Made before the call: the author's code may change its inputs.
         key = None if shapes is None else shapes.key(inputs)
-        result = call_author(function, name, inputs)
-        outputs = to_plain(read_outputs(result, name, context))
+        result = call_author(function, name, inputs, author=author)
+        try:
+            outputs = to_plain(read_outputs(result, name, context))
+        except ComponentError as error:
+            error.message = f"{error.message}{defined_at(author or function)}"
+            raise
         if shapes is not None and key is not None:
             shapes.note(key, outputs)
         return outputs
@@ -82,8 +107,15 @@ def evaluation_handler(
     return evaluate
 
 
-def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Call the author's function.
+def call_author(
+    function: Callable[..., Any],
+    endpoint: str,
+    /,
+    *args: Any,
+    author: Callable[..., Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Call the author's function; `author` is what the author wrote, where `function` only calls it.
 
     Errors of Chainrule pass: an author raises `InputError` to say that the caller is at fault. Everything
     else, an exit included, becomes a `ComponentError` with the author's exception as its cause; so does what
@@ -93,6 +125,9 @@ def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kw
     try:
         result = function(*args, **kwargs)
     except ChainruleError as error:
+        if isinstance(error, DefinitionError) or error.code == "bad_output":
+            where = author_line(error) or defined_at(author or function)
+            error.message = f"{error.message.rstrip('.')}{where}"
         if is_of_another_component(error):
             called = error.details.get("refused_by", "another component")
             raise ComponentError(
@@ -101,7 +136,7 @@ def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kw
             ) from error
         raise
     except ValidationError as error:
-        raise bad_output(error, None, endpoint=endpoint) from error
+        raise bad_output(error, None, endpoint=endpoint, where=author_line(error)) from error
     except SystemExit as error:
         raise ComponentError(
             f"{endpoint} tried to exit the process with status {error.code!r}. A component returns "
@@ -112,7 +147,8 @@ def call_author(function: Callable[..., Any], endpoint: str, /, *args: Any, **kw
         raise failure_of(endpoint, error) from error
     if result is None:
         raise ComponentError(
-            f"{endpoint} returned None. Does its function end with `return`?", code="bad_output"
+            f"{endpoint} returned None. Does its function end with `return`?{defined_at(author or function)}",
+            code="bad_output",
         )
     return result
 
@@ -441,7 +477,11 @@ def _declaration(path: str, argument: str, declared: Specs) -> ArraySpec:
         spec = next((s for pattern, s in declared.items() if matches_pattern(path, pattern)), None)
     if spec is None:
         braced = _with_braces(path, declared)
-        hint = f" Keys of a mapping stand in braces: {braced}." if braced else ""
+        hint = (
+            f" Keys of a mapping stand in braces: {braced}."
+            if braced
+            else did_you_mean(path, declared)
+        )
         raise PathError(
             f"{argument}: {path!r} is not a differentiable array of this component. It has: "
             f"{', '.join(declared) or 'none'}.{hint}",

@@ -28,9 +28,9 @@ from __future__ import annotations
 import builtins
 import importlib
 import importlib.util
+import inspect
 import itertools
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -41,11 +41,11 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from chainrule._errors import DefinitionError
+from chainrule._frames import is_installed, is_ours
 
 _PREFIX = "chainrule.runtime._loaded."
 _numbers = itertools.count()
 _MAX_FRAMES = 200  # of a traceback that are searched: endless recursion has as many as one likes
-_OURS = str(Path(__file__).parents[2])
 
 
 def load_module(path: Path, *, redirect_peer: bool = True) -> ModuleType:
@@ -84,7 +84,8 @@ def load_module(path: Path, *, redirect_peer: bool = True) -> ModuleType:
 def _advice(path: Path, error: BaseException) -> str:
     """What to do about a file that imports itself, or a package that is not installed."""
     missing = without_package(getattr(error, "name", None) or "").partition(".")[0]
-    has_name_of_library = PathFinder.find_spec(path.stem) is not None
+    library = PathFinder.find_spec(path.stem)
+    has_name_of_library = library is not None and library.origin != str(path)
     if isinstance(error, ModuleNotFoundError) and missing != path.stem:
         has_name_of_library = False  # another package is missing
     if has_name_of_library and isinstance(error, (ImportError, AttributeError)):
@@ -111,21 +112,19 @@ def author_line(error: BaseException) -> str:
     frames = [
         frame
         for frame in reversed(traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES))
-        if not frame.filename.startswith((_OURS, "<"))
+        if not is_ours(frame.filename) and not frame.filename.startswith("<")
     ]
-    own = (frame for frame in frames if not _is_installed(frame.filename))
+    own = (frame for frame in frames if not is_installed(frame.filename))
     frame = next(own, frames[0] if frames else None)
     return f" at {frame.filename}:{frame.lineno} ({frame.name})" if frame else ""
 
 
-def _is_installed(file: str) -> bool:
-    """Whether a file is of Python or of an installed package. Extensions in Cython name theirs relatively."""
-    path = Path(file)
-    return (
-        not path.is_absolute()
-        or file.startswith(sysconfig.get_path("stdlib"))
-        or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-    )
+def defined_at(function: Callable[..., Any]) -> str:
+    """Where a function of the author's is defined, as `author_line` writes it; nothing for ours."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or is_ours(code.co_filename) or code.co_filename.startswith("<"):
+        return ""
+    return f" at {code.co_filename}:{code.co_firstlineno} ({code.co_name})"
 
 
 def loaded_sources(module: ModuleType) -> dict[str, Path]:

@@ -13,7 +13,7 @@ import pickle
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from difflib import get_close_matches
 from functools import partial
 from operator import attrgetter
@@ -23,6 +23,7 @@ from typing import Any, get_args
 
 from chainrule._call_prices import PRICED
 from chainrule._content_store import hash_parts
+from chainrule._describe import closest, did_you_mean
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, FIRST_ORDER, HVP, JVP, VJP
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._definition import (
@@ -91,6 +92,13 @@ def load_component(
 
 def _load_path(text: str, config: Config, redirect_peer: bool) -> LocalComponent:
     path, attribute = split_source(text)
+    if not path.exists():
+        raise DefinitionError(
+            f"There is no component at {path}.{did_you_mean_file(path)} Expected a module file, its folder, "
+            "file.py:name, a component.yaml, an FMU or an ONNX model; `chainrule init` starts one.",
+            code="module_missing",
+            details={"file": str(path)},
+        )
     if attribute:
         return _load_attribute(path, attribute, config, redirect_peer)
     if path.is_dir():
@@ -166,6 +174,22 @@ def split_source(text: str) -> tuple[Path, str]:
     return Path(file), name
 
 
+_SUFFIXES = (".py", ".yaml", ".yml", ".fmu", ".onnx")
+
+
+def did_you_mean_file(path: Path) -> str:
+    """A sentence, after a space, with the component beside a missing one that was probably meant, if any."""
+    if not path.parent.is_dir():
+        return ""
+    known: dict[str, Path] = {}  # with and without the suffix → the file or folder
+    for file in path.parent.iterdir():
+        is_folder = any((file / name).is_file() for name in COMPONENT_FILES)
+        if is_folder or file.suffix in _SUFFIXES:
+            known |= {file.stem: file, file.name: file}
+    close = closest(path.name, known)
+    return f" Did you mean {str(known[close])!r}?" if close else ""
+
+
 def file_in(folder: Path) -> Path:
     """The file of a folder that defines its component.
 
@@ -188,7 +212,8 @@ def _load_attribute(
     def make(module: ModuleType) -> LocalComponent:
         if not hasattr(module, attribute):
             raise DefinitionError(
-                f"{path.name} does not define {attribute!r}.", code="module_incomplete"
+                f"{path.name} does not define {attribute!r}.{did_you_mean(attribute, vars(module))}",
+                code="module_incomplete",
             )
         return load_component(getattr(module, attribute), config=config)
 
@@ -293,6 +318,7 @@ def _define_module(module: Any, **facts: Any) -> Definition:
     implementations = {
         name: Implementation(getattr(module, name)) for name in ENDPOINTS if hasattr(module, name)
     }
+    derivatives = _declared_derivatives(module, implementations)
     jax_function = _find_jax_function(module)
     own: list[str] = []
     if jax_function is not None:
@@ -306,23 +332,51 @@ def _define_module(module: Any, **facts: Any) -> Definition:
             free = {name: free[name] for name in free if name not in DERIVATIVE_ENDPOINTS}
         implementations = free | implementations
     place = _declared_place(module)
+    implementations = dict(on_device(implementations, place))
+    sparsity = _declared_sparsity(module)
+    if derivatives is not None:
+        from chainrule.runtime._component import _derivation
+
+        schemas = module.InputSchema, module.OutputSchema
+        apply = implementations["apply"].function
+        implementations |= _derivation.finite_implementations(apply, derivatives, *schemas)
+        sparsity = sparsity or _derivation.sparsity_of(derivatives)
     return Definition(
         input_schema=module.InputSchema,
         output_schema=module.OutputSchema,
-        implementations=on_device(implementations, place),
+        implementations=implementations,
         function=module.apply,
         jax_function=jax_function,
-        jax_derivatives=not own,
+        jax_derivatives=not own and derivatives is None,
         batching=getattr(module, "batching", None),
         merge_up_to=getattr(module, "merge_up_to", 0),
         prices=_declared_prices(module),
-        sparsity=_declared_sparsity(module),
+        sparsity=sparsity,
         cheap=getattr(module, "cheap", False) is True,
         plot=plot_of(module),
         place=place,
         framework=_declared_framework(module, jax_function is not None),
         **facts,
     )
+
+
+def _declared_derivatives(module: Any, given: Collection[str]) -> Any:
+    """The module's `derivatives`, if it is what `component` takes: other things may have that name.
+
+    Raises:
+        DefinitionError: the author wrote a derivative, too (`bad_derivatives`).
+    """
+    declared = getattr(module, "derivatives", None)
+    if not isinstance(declared, (str, Mapping)):
+        return None
+    own = [kind.endpoint for kind in FIRST_ORDER if kind.endpoint in given]
+    if own:
+        raise DefinitionError(
+            f"The module defines {own[0]} and `derivatives`. The other derivatives follow from {own[0]}: "
+            "leave out `derivatives`, or the function.",
+            code="bad_derivatives",
+        )
+    return declared
 
 
 def _declared_place(module: Any) -> Place | None:

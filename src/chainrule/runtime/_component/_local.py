@@ -29,6 +29,7 @@ from chainrule._endpoints import (
     TAGGED,
     DerivativeKind,
     EndpointMethods,
+    endpoint_missing,
 )
 from chainrule._errors import CapabilityError, ChainruleError, InputError
 from chainrule._sparsity import Sparsity
@@ -448,7 +449,10 @@ class LocalComponent(EndpointMethods):
             handler = tagged_handler(schemas, function)
         else:
             is_learning = name == "apply" and shapes is not None and shapes.asks_apply
-            handler = evaluation_handler(name, schemas, function, shapes if is_learning else None)
+            author = self._definition.function if name == "apply" else None
+            handler = evaluation_handler(
+                name, schemas, function, shapes if is_learning else None, author=author
+            )
         if config.profiling or config.tracing or config.keep_output:
             # Imported here: most components are not observed.
             from chainrule.runtime._component._observation import observed
@@ -500,11 +504,8 @@ class LocalComponent(EndpointMethods):
     def _without_endpoint(self, endpoint: str) -> Any:
         if endpoint == "health":
             return self.health()
-        raise CapabilityError(
-            f"{self.name} has no endpoint {endpoint!r}; it has {', '.join(self.available_endpoints)}."
-            f"{self._derivative_hint(endpoint)}",
-            code="endpoint_missing",
-            details={"endpoint": endpoint, "available": self.available_endpoints},
+        raise endpoint_missing(
+            self.name, endpoint, self.available_endpoints, self._derivative_hint(endpoint)
         )
 
 

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from chainrule._codec import SparseArray
+from chainrule._describe import did_you_mean
 from chainrule._endpoints import (
     DERIVATIVES,
     FIRST_ORDER,
@@ -276,7 +277,7 @@ def _choose_endpoints(available: Collection[str], asked: Collection[str] | None)
     if unknown:
         raise InputError(
             f"The component has no endpoints {unknown} that could be checked; it has "
-            f"{sorted(set(testable) & set(available))}.",
+            f"{sorted(set(testable) & set(available))}.{did_you_mean(unknown[0], testable)}",
             code="endpoint_missing",
         )
     if not chosen - {ABSTRACT_EVAL} and asked is None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from chainrule._codec import decode_tree
-from chainrule._describe import describe_value
+from chainrule._describe import describe_value, did_you_mean
 from chainrule._endpoints import Side
 from chainrule._errors import InputError
 from chainrule._trees import expand_pattern, get_at_path, set_at_path
@@ -169,7 +169,7 @@ def _restrict(found: Collection[str], asked: Collection[str] | None, side: str) 
     if unknown or not chosen:
         raise InputError(
             f"Not differentiable {side} paths of this component at this payload: {unknown}; "
-            f"differentiable are {sorted(found)}."
+            f"differentiable are {sorted(found)}.{did_you_mean(unknown[0], found)}"
             if unknown
             else f"The component has no differentiable {side} in this payload.",
             code="path_not_differentiable",
