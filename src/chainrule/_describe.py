@@ -3,8 +3,9 @@ that was probably meant, an error in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from chainrule._trees import is_arraylike, with_article
@@ -65,6 +66,26 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     """A sentence, after a space, with the name that was probably meant; nothing where none is close."""
     close = closest(name, known)
     return f" Did you mean {close!r}?" if close else ""
+
+
+_COMPONENTS = (".py", ".yaml", ".yml", ".fmu", ".onnx")  # suffixes
+
+
+def did_you_mean_file(path: Path, folder_files: Collection[str]) -> str:
+    """A sentence, after a space, with the component beside a missing one that was probably meant, if any.
+
+    Args:
+        path: where there is nothing.
+        folder_files: the files that make a folder a component.
+    """
+    if not path.parent.is_dir():
+        return ""
+    known: dict[str, Path] = {}  # with and without the suffix → the file or folder
+    for file in path.parent.iterdir():
+        if file.suffix in _COMPONENTS or any((file / name).is_file() for name in folder_files):
+            known |= {file.stem: file, file.name: file}
+    close = closest(path.name, known)
+    return f" Did you mean {str(known[close])!r}?" if close else ""
 
 
 def describe_error(error: BaseException) -> str:

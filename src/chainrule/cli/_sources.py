@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chainrule._describe import did_you_mean_file
 from chainrule._errors import InputError
 from chainrule.runtime import ComponentConfig, LocalComponent, load_component
-from chainrule.runtime.internal import check_sources, did_you_mean_file, split_source
+from chainrule.runtime.internal import COMPONENT_FILES, check_sources, split_source
 
 if TYPE_CHECKING:  # most commands call a component in this process and need no client
     from chainrule.client import Component
@@ -192,8 +193,8 @@ def check_exists(component: str) -> None:
         )
     if not file.exists():
         raise InputError(
-            f"There is no component at {str(file)!r}.{did_you_mean_file(file)} Name a module file, its "
-            "folder, file.py:name, or a component.yaml; `chainrule init` starts one.",
+            f"There is no component at {str(file)!r}.{did_you_mean_file(file, COMPONENT_FILES)} Name a "
+            "module file, its folder, file.py:name, or a component.yaml; `chainrule init` starts one.",
             code="component_missing",
         )
 

@@ -7,7 +7,6 @@ Leaf                   one differentiable array of a call: path, shape, units, b
 load_module            run a Python file in a package of its own
 split_source           the file of a source, and the name in it
 COMPONENT_FILES        names of the file that defines the component of a folder
-did_you_mean_file      a sentence with the component beside a missing one that was probably meant
 check_sources          find mistakes in the syntax of a component without running it
 read_mapping           the mapping in a project file
 failure_of             the error that stands for an exception of an author
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from chainrule.runtime._component._loading import (
         COMPONENT_FILES,
         check_sources,
-        did_you_mean_file,
         read_mapping,
         split_source,
     )
@@ -70,7 +68,6 @@ __all__ = [
     "array_leaves",
     "check_sources",
     "complete_inputs",
-    "did_you_mean_file",
     "failure_of",
     "fit_abstract",
     "is_array_type",
@@ -89,7 +86,7 @@ __all__ = [
 _HOMES = {
     "_component._document": "Document Field Leaf complete_inputs",
     "_component._isolation": "load_module PEER_MODULES",
-    "_component._loading": "COMPONENT_FILES check_sources did_you_mean_file read_mapping split_source",
+    "_component._loading": "COMPONENT_FILES check_sources read_mapping split_source",
     "_component._failures": "failure_of",
     "_component._observation": "keep_output",
     "_component._schemas": "fit_abstract",

@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 from chainrule._call_prices import PRICED
 from chainrule._content_store import hash_parts
-from chainrule._describe import closest, did_you_mean
+from chainrule._describe import did_you_mean, did_you_mean_file
 from chainrule._endpoints import DERIVATIVE_ENDPOINTS, ENDPOINTS, FIRST_ORDER, HVP, JVP, VJP
 from chainrule._errors import DefinitionError
 from chainrule.runtime._component._definition import (
@@ -94,8 +94,8 @@ def _load_path(text: str, config: Config, redirect_peer: bool) -> LocalComponent
     path, attribute = split_source(text)
     if not path.exists():
         raise DefinitionError(
-            f"There is no component at {path}.{did_you_mean_file(path)} Expected a module file, its folder, "
-            "file.py:name, a component.yaml, an FMU or an ONNX model; `chainrule init` starts one.",
+            f"There is no component at {path}.{did_you_mean_file(path, COMPONENT_FILES)} Expected a module "
+            "file, its folder, file.py:name, a component.yaml, an FMU or an ONNX model; `chainrule init` starts one.",
             code="module_missing",
             details={"file": str(path)},
         )
@@ -172,22 +172,6 @@ def split_source(text: str) -> tuple[Path, str]:
     """The file or folder of a source, and the name that `file.py:name` gives; empty without one."""
     file, _, name = text.rpartition(":") if ".py:" in text else (text, "", "")
     return Path(file), name
-
-
-_SUFFIXES = (".py", ".yaml", ".yml", ".fmu", ".onnx")
-
-
-def did_you_mean_file(path: Path) -> str:
-    """A sentence, after a space, with the component beside a missing one that was probably meant, if any."""
-    if not path.parent.is_dir():
-        return ""
-    known: dict[str, Path] = {}  # with and without the suffix → the file or folder
-    for file in path.parent.iterdir():
-        is_folder = any((file / name).is_file() for name in COMPONENT_FILES)
-        if is_folder or file.suffix in _SUFFIXES:
-            known |= {file.stem: file, file.name: file}
-    close = closest(path.name, known)
-    return f" Did you mean {str(known[close])!r}?" if close else ""
 
 
 def file_in(folder: Path) -> Path:
