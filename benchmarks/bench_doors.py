@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import shutil
 import socket
+import statistics
 import sys
 import tempfile
 import time
@@ -19,12 +20,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from benchmarks._callers import seconds_per_request
 from benchmarks._harness import MANY_TURNS, Row, interleaved, show
 
 SIZES = (10, 100_000)
@@ -76,25 +79,41 @@ def run() -> list[Row]:
 def _umbridge(source: Path) -> list[Row]:
     rows = []
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(_served(_serve_ours, str(source)))
+        ours = stack.enter_context(_served(_serve_ours, str(source), 1))
+        thread = stack.enter_context(_served(_serve_ours, str(source), 0))
         theirs = stack.enter_context(_served(_serve_theirs))
         empty = stack.enter_context(_served(_serve_constant))
-        for n in SIZES:
-            config = {"shapes": {"x": [n]}}
-            body = {"name": "square", "input": [np.linspace(0, 1, n).tolist()]}
-            seconds = interleaved(
-                {
-                    "us": _request(ours, {**body, "config": config}),
-                    "peer": _request(theirs, {**body, "config": {"n": n}}),
-                },
-                rounds=11,
-            )
-            claim = f"UM-Bridge Evaluate, n = {n}"
-            note = "author code in a thread of the server, on one connection, without the client's JSON"
-            peer = "umbridge serve_models (peer)"
-            rows.append(Row(claim, seconds["us"], seconds["peer"], peer, 0.5, note=note))
-        rows += _small_requests(ours, theirs, empty)
+        for n, callers in product((10, 1000, 100_000), (1, 8, 32)):
+            rows.append(_rate(ours, theirs, n, callers))
+        rows += _small_requests(thread, theirs, empty)
     return [*rows, _callers(source)]
+
+
+def _rate(ours: str, theirs: str, n: int, callers: int) -> Row:
+    """Time per request of the default deployments: one worker process of ours, one thread of the peer."""
+    body = {"name": "square", "input": [np.linspace(0, 1, n).tolist()]}
+    requests = {
+        ours: _http_request({**body, "config": {"shapes": {"x": [n]}}}),
+        theirs: _http_request({**body, "config": {"n": n}}),
+    }
+    found: dict[str, list[float]] = {url: [] for url in requests}
+    for _ in range(5):
+        for url, request in requests.items():
+            found[url].append(seconds_per_request(urlsplit(url).netloc, request, callers))
+    return Row(
+        f"UM-Bridge Evaluate, n = {n}, callers: {callers}",
+        statistics.median(found[ours]),
+        statistics.median(found[theirs]),
+        "umbridge serve_models (peer)",
+        0.5,
+        note=f"seconds over requests, both by default; {1 / statistics.median(found[ours]):.0f} requests/s",
+    )
+
+
+def _http_request(content: Any) -> bytes:
+    body = json.dumps(content).encode()
+    head = f"POST /Evaluate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 def _small_requests(ours: str, theirs: str, empty: str) -> list[Row]:

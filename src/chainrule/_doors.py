@@ -1,10 +1,11 @@
-"""What the doors to other tools share: identifiers for paths, and vectors of real numbers only."""
+"""What the doors to other tools share: identifiers for paths, vectors of real numbers only, and examples."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
 from chainrule._errors import InputError
 
@@ -63,3 +64,24 @@ def real_leaves(leaves: Iterable[LeafT], tool: str) -> tuple[LeafT, ...]:
                 path=leaf.path,
             )
     return leaves
+
+
+@contextmanager
+def asking_for_example(component: Any, example: Any) -> Iterator[None]:
+    """Say in the error of a component that refuses its inputs that it needs an example, where none was given.
+
+    Raises:
+        InputError: what the block raises, or the same with the argument that is missing.
+    """
+    try:
+        yield
+    except InputError as error:
+        if example:
+            raise
+        field = (error.path or "x").removeprefix("inputs.")
+        raise InputError(
+            f"{component.name} has inputs without a default: pass an example of all of them, "
+            f"example={{{field!r}: …}}. {error.message}",
+            code=error.code,
+            path=error.path,
+        ) from error

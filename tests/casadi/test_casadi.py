@@ -66,6 +66,17 @@ def test_values_names_and_sizes(f):
         f(np.ones(2), M.ravel())
 
 
+def test_a_missing_example_is_asked_for():
+    with Component.from_source(f"{__file__}:mixed") as far:
+        for each in (mixed, far):
+            with pytest.raises(
+                InputError, match=r"pass an example of all of them, example=\{'x': …\}"
+            ):
+                chainrule.casadi.function(each)
+            with pytest.raises(InputError, match=r"^apply: at 'm': Field required"):
+                chainrule.casadi.function(each, {"x": np.ones(3)})
+
+
 def test_derivatives(f):
     x, m = ca.MX.sym("x", 3), ca.MX.sym("m", 4)
     first, second = f(x, m)

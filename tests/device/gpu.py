@@ -77,7 +77,8 @@ def gpu_for_tests():
 _SERVE = """
 import sys
 from chainrule.serve import serve
-serve(sys.argv[1], port=0, workers=int(sys.argv[2]), grace_s=1, on_ready=lambda url: print(url, flush=True))
+ready = lambda url: print(url, flush=True)
+serve(sys.argv[1], port=0, workers=int(sys.argv[2]), grace_s=1, umbridge=True, on_ready=ready)
 """
 
 

@@ -71,6 +71,22 @@ def test_arrays_of_the_host_get_answers_there(gpu, remote):
     assert type(remote.apply({"x": X})["y"]) is np.ndarray
 
 
+def test_callers_by_um_bridge_need_not_know_of_the_gpu(gpu):
+    um = pytest.importorskip("umbridge")
+    with serving() as url:
+        (name, _) = um.supported_models(url)
+        model = um.HTTPModel(url, name)
+        config = {"shapes": {"x": [3]}}
+        assert (model.get_input_sizes(config), model.get_output_sizes(config)) == ([3], [3])
+        x, seed = [[0.5, 1.0, 2.0]], [1.0, 2.0, 0.5]
+        assert model(x, config) == [[0.75, 3.0, 12.0]]
+        assert model.gradient(0, 0, x, seed, config) == [3.0, 12.0, 6.0]
+        assert model.apply_jacobian(0, 0, x, seed, config) == [3.0, 12.0, 6.0]
+        with pytest.raises(Exception, match="no convergence"):
+            model(x, config | {"inputs": {"action": "fail"}})
+        assert model(x, config | {"inputs": {"factor": 1.0}}) == [[0.25, 1.0, 4.0]]
+
+
 def test_an_error_gives_the_memory_back(gpu, remote):
     given = gpu.put(X)
     remote.apply({"x": given})

@@ -250,6 +250,17 @@ def test_bad_options(options, message):
         chainrule.openmdao.component(residual, {"y": [1.0, 1.0], "a": 4.0}, **options)
 
 
+def test_a_missing_example_is_asked_for():
+    for each in (first, Component.from_api(first)):
+        with pytest.raises(
+            InputError, match=r"pass an example of all of them, example=\{'z': …\}"
+        ) as caught:
+            chainrule.openmdao.component(each)
+        assert caught.value.path == "z"
+        with pytest.raises(InputError, match=r"^apply: at 'x': Field required"):
+            chainrule.openmdao.component(each, {"z": [5.0, 2.0], "y2": 1.0})
+
+
 def test_a_component_without_derivatives_is_refused():
     @component
     def plain(x: Scalar) -> Scalar:

@@ -93,6 +93,25 @@ def test_products_with_bounds(method):
     assert fit.x["k"] == pytest.approx(2.0, abs=1e-6)
 
 
+def test_a_solver_of_optimistix_is_followed_stopped_and_restarted(tmp_path):
+    file, t = tmp_path / "fit.npz", np.linspace(0, 1, 20)
+
+    def residuals(p):
+        return p["a"] * jnp.exp(-p["k"] * t) - 2 * np.exp(-3 * t)
+
+    start, method = {"a": 1.0, "k": 1.0}, "optimistix.LevenbergMarquardt"
+    first = least_squares(
+        residuals, start, method=method, checkpoint=file, callback=lambda s: s.evaluation == 3
+    )
+    assert (first.success, first.evaluations) == (False, 3)
+    assert first.value == pytest.approx(min(step.value for step in first.history))
+    assert first.history[0].value == pytest.approx(0.5 * np.sum(np.square(residuals(start))))
+    second = least_squares(residuals, start, method=method, checkpoint=file)
+    assert second.success
+    assert second.history[3].value == pytest.approx(first.value)
+    assert second.x["k"] == pytest.approx(3.0)
+
+
 def test_residuals_are_real_numbers_and_there_are_some():
     with pytest.raises(InputError, match="found complex128"):
         least_squares(lambda p: p * 1j, np.ones(2))

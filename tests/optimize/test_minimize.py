@@ -285,6 +285,69 @@ def test_the_callback_ends_a_run_and_a_checkpoint_goes_on(tmp_path):
         minimize(rosenbrock, start, checkpoint=file)
 
 
+@pytest.mark.parametrize(
+    "method",
+    ["L-BFGS-B", "SLSQP", "trust-constr", "TNC", "BFGS", "CG", "Newton-CG", "trust-ncg", "trust-krylov",
+     "Nelder-Mead", "Powell", "COBYLA", "COBYQA", "ipopt", "nlopt.LD_SLSQP", "nlopt.LN_COBYLA",
+     "optimistix.BFGS", "optimistix.NonlinearCG"],
+)  # fmt: skip
+def test_every_method_is_followed_stopped_and_restarted(method, tmp_path):
+    _skip_without_package(method)
+    file, seen = tmp_path / "best.npz", []
+
+    def far(p):
+        return jnp.sum((p["x"] - 20 * TARGET) ** 4) + jnp.sum(p["x"] ** 2)
+
+    def stop_at_the_fourth(step):
+        seen.append((step.value, float(far(step.x))))
+        return step.evaluation == 4
+
+    start = {"x": np.full(3, 0.1)}
+    settings = {"method": method, "checkpoint": file}
+    first = minimize(far, start, callback=stop_at_the_fourth, **settings)
+    assert (first.success, first.message) == (False, "Stopped: the callback ended the run.")
+    assert first.evaluations == len(first.history) == len(seen) == 4
+    np.testing.assert_allclose(*zip(*seen, strict=True), rtol=1e-6)
+    assert first.value == pytest.approx(min(value for value, _ in seen))
+    second = minimize(far, start, **settings)
+    assert second.history[:4] == first.history
+    assert second.history[4].value == pytest.approx(first.value)
+    assert second.value <= first.value
+    third = minimize(far, start, max_evaluations=2, **settings)
+    assert 0 < third.evaluations - second.evaluations <= 2
+
+
+def test_constraints_hold_within_a_part_of_a_large_bound():
+    """NLopt's MMA ends 0.9 beyond a bound of 10⁹: as many digits as numbers have."""
+    _skip_without_package("nlopt")
+    for size in (1.0, 1e9):
+        found = minimize(
+            lambda x: jnp.sum((x - 2.0) ** 2),
+            np.zeros(2),
+            constraints=[(lambda x, size=size: size * x, Bounds(le=size, ge=-3 * size))],
+            method="nlopt.LD_MMA",
+        )
+        assert found.success, found.message
+        np.testing.assert_allclose(found.x, 1.0, rtol=1e-6)
+        assert found.history[0].violation == 0
+        assert max(step.violation for step in found.history) < 10
+    outside = minimize(
+        square,
+        {"x": np.full(3, 0.1)},
+        constraints=[(lambda p: 1e9 * total(p), Bounds(ge=1e10))],
+        bounds={"x": (0, 1)},
+    )
+    assert not outside.success
+    assert outside.history[0].violation == pytest.approx(0.97)
+
+
+def test_a_bare_array_has_the_path_x():
+    found = minimize(lambda x: jnp.sum((x - 2) ** 2), np.zeros(3), bounds={"x": (None, [1, 2, 3])})
+    np.testing.assert_allclose(found.x, [1, 2, 2], atol=1e-6)
+    with pytest.raises(InputError, match=r"for example \{'x': \(0, 1\)\}; found a tuple"):
+        minimize(lambda x: jnp.sum(x**2), np.zeros(3), bounds=(0, 1))
+
+
 def test_a_callback_sees_the_variables_and_the_history_does_not_keep_them():
     seen = []
     found = chainrule.minimize(

@@ -146,6 +146,57 @@ def test_an_output_of_another_size_than_announced_is_refused(start_server, tmp_p
     served.stop()
 
 
+WINGS = """
+from pydantic import BaseModel
+from chainrule.runtime import Array, Differentiable, Float64
+
+class Wing(BaseModel):
+    chord: Differentiable[Array[("n",), Float64]]
+
+class InputSchema(BaseModel):
+    wings: list[Wing]
+
+class OutputSchema(BaseModel):
+    lift: Differentiable[Array[("n",), Float64]]
+
+def apply(inputs):
+    assert inputs.wings[0].chord.any(), "sizes are told without computing"
+    return {"lift": sum(wing.chord**2 for wing in inputs.wings)}
+
+def vector_jacobian_product(inputs, vjp_inputs, vjp_outputs, cotangent_vector):
+    chords = {f"wings.[{k}].chord": wing.chord for k, wing in enumerate(inputs.wings)}
+    return {path: 2 * chords[path] * cotangent_vector["lift"] for path in vjp_inputs}
+"""
+
+
+def test_a_size_that_is_named_inside_a_list_is_known(start_server, tmp_path):
+    source = tmp_path / "wings.py"
+    source.write_text(WINGS)
+    served = start_server(components=str(source), umbridge=True)
+    model = um.HTTPModel(served.url, "wings")
+    config = {"inputs": {"wings": [{"chord": [0, 0, 0]}, {"chord": [0, 0, 0]}]}}
+    assert model.get_input_sizes(config) == [3, 3]
+    assert model.get_output_sizes(config) == [3]
+    x = [[1.0, 2.0, 3.0], [1.0, 1.0, 1.0]]
+    assert model(x, config) == [[2.0, 5.0, 10.0]]
+    assert model.gradient(0, 0, x, [1.0, 1.0, 1.0], config) == [2.0, 4.0, 6.0]
+    shapes = {"inputs": {"wings": [{"chord": {"shape": [5], "dtype": "float64"}}]}}
+    expected = {"lift": {"shape": [5], "dtype": "float64"}}
+    assert post(served.url, "abstract_eval", shapes) == (200, expected)
+    command = [sys.executable, "-m", "chainrule", "call", "abstract-eval"]
+    for where in (source, served.url):
+        asked = subprocess.run(
+            [*command, where, json.dumps(shapes)], capture_output=True, check=True
+        )
+        assert json.loads(asked.stdout) == expected
+    remote = Component.from_url(served.url)
+    with jax.enable_x64(True):
+        slope = jax.jit(
+            jax.grad(lambda a: apply_component(remote, {"wings": [{"chord": a}]})["lift"].sum())
+        )(jnp.array([1.0, 2.0]))
+    np.testing.assert_allclose(slope, [2.0, 4.0])
+
+
 def test_an_optional_input_is_a_vector_unless_the_config_leaves_it_out(start_server, tmp_path):
     source = tmp_path / "shifted.py"
     source.write_text(

@@ -28,7 +28,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import casadi
-from chainrule._doors import as_identifier, distinct_identifiers, real_leaves
+from chainrule._doors import (
+    as_identifier,
+    asking_for_example,
+    distinct_identifiers,
+    real_leaves,
+)
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VJP
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
@@ -74,7 +79,7 @@ def function(
         [2. 6.]
     """
     return ComponentFunction(
-        _Program(component, example or {}, sparse),
+        _Program(component, example, sparse),
         name or as_identifier(component.name),
         {"enable_fd": True} if finite_differences else {},
     )
@@ -90,11 +95,12 @@ class _Program:
         kept: all callbacks that were made.
     """
 
-    def __init__(self, component: Any, example: Mapping[str, Any], sparse: bool) -> None:
+    def __init__(self, component: Any, example: Mapping[str, Any] | None, sparse: bool) -> None:
         self._component = component
-        self._tree = complete_inputs(component, example)
+        with asking_for_example(component, example):
+            self._tree = complete_inputs(component, example or {})
+            at_example = component.apply(self._tree)
         document = Document(component.openapi_schema)
-        at_example = component.apply(self._tree)
         self.inputs = real_leaves(document.leaves("inputs", self._tree), "CasADi")
         self.outputs = real_leaves(document.leaves("outputs", at_example), "CasADi")
         self.input_names, self.output_names = (

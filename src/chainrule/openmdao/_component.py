@@ -15,7 +15,7 @@ import numpy as np
 import openmdao.api as om
 from openmdao.utils.units import valid_units
 
-from chainrule._doors import distinct_identifiers, real_leaves
+from chainrule._doors import asking_for_example, distinct_identifiers, real_leaves
 from chainrule._endpoints import JACOBIAN, JVP, VJP
 from chainrule._errors import CapabilityError, ComponentError, InputError
 from chainrule._trees import get_at_path, set_at_path
@@ -67,7 +67,7 @@ def component(
         >>> print(problem.get_val("s.result").item())
         9.0
     """
-    bridge = _Bridge(component, example or {}, partials, dict(units or {}))
+    bridge = _Bridge(component, example, partials, dict(units or {}))
     if states is not None:
         return _Implicit(bridge, bridge.pair_states(states))
     return (_Products if partials == "products" else _Explicit)(bridge)
@@ -82,7 +82,11 @@ class _Bridge:
     """
 
     def __init__(
-        self, component: Any, example: Mapping[str, Any], partials: str, units: dict[str, str]
+        self,
+        component: Any,
+        example: Mapping[str, Any] | None,
+        partials: str,
+        units: dict[str, str],
     ) -> None:
         if partials not in ("dense", "sparse", "products"):
             raise InputError(
@@ -101,9 +105,10 @@ class _Bridge:
                     'for example by derivatives="finite".',
                     code="endpoint_missing",
                 )
-        self._tree = complete_inputs(component, example)
+        with asking_for_example(component, example):
+            self._tree = complete_inputs(component, example or {})
+            self._outputs_at_example = component.apply(self._tree)
         document = Document(component.openapi_schema)
-        self._outputs_at_example = self.apply_tree(self._tree)
         self.inputs = _named(document.leaves("inputs", self._tree))
         self.outputs = _named(document.leaves("outputs", self._outputs_at_example), self.inputs)
         known = [leaf.path for leaf in (*self.inputs.values(), *self.outputs.values())]

@@ -32,7 +32,7 @@ from chainrule.optimize._variables import Variables, refuse_tracers
 from chainrule.runtime import Bounds, progress
 
 FEASIBLE = 1e-6
-"""A constraint that is violated by no more than this, in its own units, holds."""
+"""A constraint that is violated by no more than this holds; see `Limits.violation`."""
 _PAUSE_S = 1.0
 """Checkpoints that follow each other faster than this are left out, except the last."""
 
@@ -45,7 +45,8 @@ class Step:
         evaluation: its number, from 1.
         value: of the objective; half the sum of squares for residuals.
         gradient: the largest element of the gradient, by magnitude; 0 where none was asked for.
-        violation: by how much the worst constraint is violated; 0 when all hold.
+        violation: by how much the worst constraint is violated, relative to a bound that is beyond ±1;
+            0 when all hold.
         x: the variables, nested as the start is. A callback gets them; a history does not keep them.
     """
 
@@ -93,8 +94,15 @@ class Limits:
         return cls(lower, upper)
 
     def violation(self, values: np.ndarray) -> float:
-        """By how much the worst element is outside."""
-        return float(max(0.0, *(self.lower - values), *(values - self.upper)))
+        """By how much the worst element is outside: in its own units, or in those of a bound beyond ±1.
+
+        Solvers reach a bound of 10⁹ to some digits, as numbers do, and not to 10⁻⁶.
+        """
+        worst = 0.0
+        for excess, bound in ((self.lower - values, self.lower), (values - self.upper, self.upper)):
+            scale = np.where(np.isfinite(bound), np.maximum(1.0, np.abs(bound)), 1.0)
+            worst = max(worst, float(np.max(excess / scale, initial=0.0)))
+        return worst
 
 
 class Evaluation:
@@ -168,9 +176,7 @@ class Evaluation:
         key = x.tobytes()
         if self._last is not None and self._last[0] == key:
             return self._last[1]
-        if self._count >= self.max_evaluations:
-            raise StoppedError(f"{self.max_evaluations} evaluations were made (max_evaluations)")
-        self._count += 1
+        self._check_count()
         point = self._numbers(x)
         self._require_finite(point)
         # Before `_note`, whose callback may end the run: the result is then made from this point without
@@ -178,6 +184,20 @@ class Evaluation:
         self._last = (key, point)
         self._note(x, point)
         return point
+
+    def note(self, vector: Any, value: Any) -> None:
+        """Follow a point that a solver has evaluated itself.
+
+        Raises:
+            StoppedError: the run ends here.
+        """
+        self._check_count()
+        self._note(self.clipped(vector), Point(float(value), None, None, None))
+
+    def _check_count(self) -> None:
+        if self._count >= self.max_evaluations:
+            raise StoppedError(f"{self.max_evaluations} evaluations were made (max_evaluations)")
+        self._count += 1
 
     def look(self, vector: Any) -> Point:
         """The same after the run: nothing is noted, and nothing ends."""

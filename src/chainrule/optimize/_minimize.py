@@ -63,9 +63,8 @@ class Result:
         success: whether the solver says that this is a solution, and it keeps the bounds and constraints.
         message: why it ended, in the words of the solver.
         method: that was used.
-        evaluations: how many points were evaluated, those of an earlier run in the checkpoint included; for
-            optimistix its steps.
-        history: every evaluation, in order; for optimistix the first.
+        evaluations: how many points were evaluated, those of an earlier run in the checkpoint included.
+        history: every evaluation, in order.
         raw: the solver's own result; `None` when it was stopped.
     """
 
@@ -104,7 +103,7 @@ def minimize(
         x0: where to begin. For a component its inputs: the differentiable arrays vary, everything else stays.
         objective: the output of a component that is minimised; needed when it has several.
         bounds: `"schema"`: those of the component's input schema (a function has none). Otherwise `{path:
-            (lower, upper)}` in place of them, or `None`.
+            (lower, upper)}` in place of them, or `None`. The path of a bare array is `x`.
         constraints: `{output path: Bounds(le=0)}` of a component, or `[(g, Bounds(ge=0, le=1)), …]` with
             functions of the variables. Equal bounds make an equality.
         method: of scipy (`"L-BFGS-B"`, `"SLSQP"`, `"trust-constr"`, …), `"ipopt"` (by CasADi),
@@ -408,7 +407,7 @@ def _result(evaluation: Evaluation, answer: Answer, method: str) -> Result:
         success=answer.success and violation <= FEASIBLE and bool(np.isfinite(point.value)),
         message=message,
         method=method,
-        evaluations=len(evaluation.history) + answer.steps,
+        evaluations=len(evaluation.history),
         history=tuple(evaluation.history),
         raw=answer.raw,
     )

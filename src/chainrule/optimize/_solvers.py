@@ -27,14 +27,12 @@ class Answer:
         success: whether it says that this is a solution.
         message: its words.
         raw: its own result object.
-        steps: how many it made, where its evaluations are not seen.
     """
 
     x: np.ndarray | None
     success: bool
     message: str
     raw: Any
-    steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -335,8 +333,14 @@ def optimistix_answer(
     tolerance: float | None,
     options: Mapping[str, Any],
 ) -> Answer:
-    """A solver of optimistix, which runs as one program: its evaluations are not seen one by one."""
+    """A solver of optimistix, step by step, so that the run can be followed and stopped.
+
+    A step is one compiled program. What it evaluates is handed out while it runs, and looked at after it: a
+    callback of the user's may call JAX, which waits for the program.
+    """
+    import equinox as eqx
     import jax
+    import jax.numpy as jnp
 
     from chainrule._jaxpr import enable_x64
     from chainrule.bridge import component_errors
@@ -344,18 +348,41 @@ def optimistix_answer(
     optx = installed("optimistix", "optimize")
     solver = optimistix_solver(name, kind, tolerance, options)
     evaluation.at(evaluation.start)  # refuses a start without a value
+    seen: list[tuple[Any, Any]] = []
+
+    def followed(y: Any, _: Any) -> tuple[Any, None]:
+        found = function(y)
+        value = found if kind == "minimise" else 0.5 * jnp.sum(found**2)
+        jax.debug.callback(lambda *pair: seen.append(pair), y, value)
+        return found, None
+
     with component_errors(), enable_x64(True):
-        solution = getattr(optx, kind)(
-            lambda y, _: function(y),
-            solver,
-            jax.numpy.asarray(evaluation.start),
-            max_steps=evaluation.max_evaluations,
-            throw=False,
+        y = jnp.asarray(evaluation.start)
+        shape = jax.eval_shape(function, y)
+        given: dict[str, Any] = {
+            "fn": followed, "args": None, "options": {}, "tags": frozenset(),
+        }  # fmt: skip
+        state = solver.init(y=y, f_struct=shape, aux_struct=None, **given)
+        step, terminate = (
+            eqx.filter_jit(eqx.Partial(each, **given)) for each in (solver.step, solver.terminate)
         )
-        x = np.asarray(jax.block_until_ready(solution.value), float)
-    success = bool(solution.result == optx.RESULTS.successful)
-    words = str(optx.RESULTS[solution.result]) or "optimistix: success"
-    return Answer(x, success, words, solution, int(solution.stats["num_steps"]))
+        steps, aux = 0, None
+        done, result = terminate(y=y, state=state)
+        while not done and result == optx.RESULTS.successful:
+            y, state, aux = step(y=y, state=state)
+            done, result = terminate(y=y, state=state)
+            steps += 1
+            jax.effects_barrier()
+            while seen:
+                evaluation.note(*map(np.asarray, seen.pop(0)))
+            if not np.isfinite(y).all():
+                result = optx.RESULTS.nonfinite
+        y, aux, statistics = solver.postprocess(y=y, aux=aux, state=state, result=result, **given)
+    success = bool(result == optx.RESULTS.successful)
+    words = str(optx.RESULTS[result]) or "optimistix: success"
+    statistics = {"num_steps": steps, **statistics}
+    raw = optx.Solution(value=y, result=result, aux=aux, stats=statistics, state=state)
+    return Answer(np.asarray(y, float), success, words, raw)
 
 
 def installed(module: str, extra: str) -> Any:

@@ -4,10 +4,12 @@ import itertools
 from types import ModuleType
 from typing import Annotated
 
+import jax
 import numpy as np
 import pytest
 from pydantic import BaseModel, Field
 
+from chainrule import apply_component
 from chainrule._endpoints import JACOBIAN, JVP, VJP
 from chainrule.errors import ComponentError, InputError
 from chainrule.runtime import (
@@ -171,6 +173,34 @@ def test_what_derived_endpoints_come_from():
 def test_nothing_is_derived_from_nothing():
     component = make([])
     assert component.available_endpoints == ["apply", "health"]
+
+
+def test_a_size_that_is_named_inside_a_list_is_known():
+    class Wing(BaseModel):
+        chord: Differentiable[Array[("n",), Float64]]
+
+    @component(derivatives="finite")
+    def lift(wings: list[Wing], gain: Float64 = 1.0) -> Differentiable[Array[("n", 2), Float64]]:
+        return gain * np.stack([sum(w.chord for w in wings), wings[0].chord ** 2], 1)
+
+    chord = {"chord": {"shape": [3], "dtype": "float64"}}
+    assert lift.abstract_eval({"wings": [chord, chord]})["result"]["shape"] == [3, 2]
+    with pytest.raises(InputError, match=r"that of wings\.\[\]\.chord in the inputs") as caught:
+        lift.abstract_eval({"wings": []})
+    assert caught.value.code == "size_unknown"
+    other = {"chord": {"shape": [4], "dtype": "float64"}}
+    with pytest.raises(
+        InputError, match=r"size 3 in wings\.\[0\]\.chord but size 4 in wings\.\[1\]"
+    ):
+        lift.abstract_eval({"wings": [chord, other]})
+
+    def total(a, b):
+        return apply_component(lift, {"wings": [{"chord": a}, {"chord": b}]})["result"].sum()
+
+    a = np.array([1.0, 2.0, 3.0], np.float32)
+    with jax.enable_x64(True):
+        assert jax.eval_shape(total, a, a).shape == ()
+        np.testing.assert_allclose(jax.jit(jax.grad(total))(a, a), 1 + 2 * a, rtol=1e-5)
 
 
 def test_bounds_on_arrays_do_not_hinder_abstract_evaluation():

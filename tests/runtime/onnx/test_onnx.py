@@ -212,6 +212,24 @@ def test_distances_have_a_derivative_where_points_meet(tmp_path):
     assert not slope[0, 0].any()
 
 
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_a_row_of_zeros_is_not_normalized(tmp_path, norm):
+    x = np.float32([[0, 0, 0], [1, -2, 2]])
+    node = helper.make_node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml", norm=norm)
+    path = save(tmp_path, [node], VECTOR, {"y": (F32, ["n", 3])})
+    model = from_onnx(path)
+    apply = jax.jit(lambda x: apply_component(model, {"x": x})["y"])
+    expected = onnxruntime.InferenceSession(path).run(None, {"x": x})[0]
+    np.testing.assert_allclose(apply(x), expected, rtol=1e-6)
+    slope = jax.jacobian(apply)(x)
+    np.testing.assert_array_equal(slope[0, :, 0], np.eye(3))  # it is divided by 1
+    np.testing.assert_allclose(
+        jax.jvp(apply, (x,), (x,))[1][1],
+        0,
+        atol=1e-6,  # a longer row has the same direction
+    )
+
+
 def _scan(scale, **attributes):
     """s ← s w + x over the rows of x, with the parts s and s² of every row; w is outside of the body."""
     body = helper.make_graph(

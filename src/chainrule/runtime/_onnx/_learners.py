@@ -36,13 +36,16 @@ def _scaler(node: Any, x: Any) -> Any:
 
 
 def _normalizer(node: Any, x: Any) -> Any:
-    norms = {
+    sizes = {
         b"L1": lambda: jnp.sum(jnp.abs(x), -1, keepdims=True),
-        b"L2": lambda: jnp.sqrt(jnp.sum(x * x, -1, keepdims=True)),
+        b"L2": lambda: jnp.sum(x * x, -1, keepdims=True),
         b"MAX": lambda: jnp.max(x, -1, keepdims=True),
     }
-    norm = norms[node.get("norm", b"MAX")]()
-    return x / jnp.where(norm == 0, 1, norm)
+    kind = node.get("norm", b"MAX")
+    size = sizes[kind]()
+    # A row of zeros is divided by 1. That is decided before the root, whose derivative at 0 is infinite.
+    size = jnp.where(size == 0, 1, size)
+    return x / (jnp.sqrt(size) if kind == b"L2" else size)
 
 
 def _linear(node: Any, x: Any, count: int) -> Any:
