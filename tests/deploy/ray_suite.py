@@ -288,8 +288,14 @@ def _follow_job(url, request, gate):
         time.sleep(0.05)
 
 
+def post(url, content):
+    request = urllib.request.Request(url, json.dumps(content).encode())
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+
+
 def test_two_servers_in_front_of_one_pool(pool, ray_cluster):
-    engine = ["--engine", "ray", "--ray-address", ray_cluster.address]
+    engine = ["--engine", "ray", "--ray-address", ray_cluster.address, "--umbridge"]
     with served("pool:squares", *engine) as one, served("pool:squares", *engine) as two:
         for url in (one, two):
             with Component.from_url(url) as component:
@@ -306,6 +312,15 @@ def test_two_servers_in_front_of_one_pool(pool, ray_cluster):
                     component.apply(point(1) | {"action": "raise"})
                 with pytest.raises(InputError):
                     component.apply({"x": "nothing"})
+                for k in range(8):  # the gradient of `here` is 1 where the forward pass ran
+                    body = {
+                        "name": pool.name,
+                        "input": [[k, 1.0], [0.0]],
+                        "config": {"shapes": {"x": [2]}},
+                    }
+                    assert post(f"{url}/Evaluate", body)["output"] == [[k**2 + 1.0]]
+                    body |= {"outWrt": 0, "inWrt": 1, "sens": [1.0]}
+                    assert post(f"{url}/Gradient", body)["output"] == [1.0]
     assert pool.apply(point(3))["y"] == value(3)  # servers leave the pool behind
 
 

@@ -148,10 +148,10 @@ SERIES = {
     "limited": 'chainrule_token_limited_total{job="chainrule",instance="a",token="t",limit="rate"}',
     "store": 'chainrule_jobs_store_up{job="chainrule",instance="a"}',
     "oldest": "chainrule_jobs_oldest_waiting_seconds{@}",
-    "failed": 'chainrule_jobs{job="chainrule",instance="a",state="failed"}',
+    "failed": 'chainrule_jobs{@,state="failed"}',
     # Another server with the same jobs: what both say is one alert.
     "oldest too": 'chainrule_jobs_oldest_waiting_seconds{job="chainrule",instance="b",component="heat"}',
-    "failed too": 'chainrule_jobs{job="chainrule",instance="b",state="failed"}',
+    "failed too": 'chainrule_jobs{job="chainrule",instance="b",component="heat",state="failed"}',
 }
 
 

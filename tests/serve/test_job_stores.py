@@ -211,6 +211,15 @@ def test_counts_are_those_of_a_scan(store):
     store.sweep()
     expected = {"queued": 2, "running": 1, "succeeded": 1, "failed": 1, "cancelled": 1}
     assert store.counts() == expected
+    other = add(store, component="d")
+    store.withdraw(other.id)
+    assert {key: n for key, n in store.tally().items() if n} == {
+        **{("c", state): n for state, n in expected.items()}, ("d", "queued"): 1,
+    }  # fmt: skip
+    end(store, other, state="cancelled")
+    assert store.tally()["d", "cancelled"] == 1
+    expected = {**expected, "cancelled": 2}
+    assert store.counts() == expected
     assert {s: len(store.newest(100, state=s)) for s in expected} == expected
 
 
@@ -409,9 +418,9 @@ def test_no_statement_of_a_folder_reads_all_jobs(tmp_path):
     store.close()
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 4])
 def test_jobs_of_earlier_versions(tmp_path, version):
-    """Of the first, the table has no digest of results; of the second, nothing is counted."""
+    """The first has no digest of results, the second counts nothing, the fourth counts without components."""
     store = FileJobStore(tmp_path, retention_s=3600, max_bytes=1000)
     store.open(Heard(), {"c"})
     for _ in range(3):
@@ -424,12 +433,19 @@ def test_jobs_of_earlier_versions(tmp_path, version):
             database.execute(f"DROP TRIGGER {trigger}")
         database.execute("DROP TABLE tally")
         database.execute("DROP TABLE store")
-        later = ("jobs_by_component", "jobs_by_component_and_state")
-        for index in ("jobs_by_end", "jobs_by_result", *later):
-            database.execute(f"DROP INDEX {index}")
-        gone = ("is_idempotent", "attempts", *(("result_digest",) if version == 1 else ()))
-        for column in gone:
-            database.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+        if version == 4:
+            database.execute("CREATE TABLE tally (name TEXT PRIMARY KEY, n INTEGER NOT NULL)")
+            database.execute(
+                "CREATE TRIGGER job_added AFTER INSERT ON jobs BEGIN "
+                "UPDATE tally SET n = n + 1 WHERE name = NEW.state; END"
+            )
+        else:
+            later = ("jobs_by_component", "jobs_by_component_and_state")
+            for index in ("jobs_by_end", "jobs_by_result", *later):
+                database.execute(f"DROP INDEX {index}")
+            gone = ("is_idempotent", "attempts", *(("result_digest",) if version == 1 else ()))
+            for column in gone:
+                database.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
         database.execute(f"PRAGMA user_version = {version}")
     store = FileJobStore(tmp_path, retention_s=3600, max_bytes=1000)
     store.open(Heard(), {"c"})

@@ -69,6 +69,8 @@ def test_counters_add_up_after_a_mixed_load(start_server, workers, wait_until):
     assert total(families["chainrule_received_bytes"], endpoint="jacobian") > 0
     (running,) = families["chainrule_calls_running"].samples
     assert running.value == 0
+    (component,) = {s.labels["component"] for s in families["chainrule_jobs"].samples}
+    assert component == running.labels["component"]
     assert {
         s.labels["state"]: s.value for s in families["chainrule_jobs"].samples
     } == dict.fromkeys(("queued", "running", "succeeded", "failed", "cancelled"), 0.0)

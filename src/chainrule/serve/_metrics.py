@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from chainrule import __version__
+from chainrule.serve._jobs._store import STATES, counted
 from chainrule.serve._pool import BOUNDS_S, OUTCOMES, EndpointMetrics, Service
 
 if TYPE_CHECKING:
@@ -40,13 +41,15 @@ Sample = tuple[str, Mapping[str, object], float]
 
 
 def exposition(
-    server: Server, jobs: Mapping[str, int] | None, queues: Mapping[str, JobQueue] | None
+    server: Server,
+    jobs: Mapping[tuple[str, str], int] | None,
+    queues: Mapping[str, JobQueue] | None,
 ) -> str:
     """All metrics of a server.
 
     Args:
         server: the server.
-        jobs: state → how many jobs; `None` while that is not known.
+        jobs: component and state → how many jobs; `None` while that is not known.
         queues: component → its jobs that wait, where there are any; `None` while that is not known.
     """
     named = list(server.services.items())
@@ -99,8 +102,7 @@ def exposition(
     is_known: list[Sample] = [("", {}, int(jobs is not None and queues is not None))]
     help = "0 while the database or the folder of jobs does not answer; their numbers are left out then."
     lines += _family("jobs_store_up", "gauge", help, is_known)
-    states = [("", {"state": state}, count) for state, count in (jobs or {}).items()]
-    lines += _family("jobs", "gauge", "Jobs that are known, by state.", states)
+    lines += _family("jobs", "gauge", "Jobs that are known, by state.", _states(named, jobs))
     shares = {name: queue.share for name, queue in (queues or {}).items()}
     waits = [] if queues is None else [({"component": n}, queues.get(n)) for n, _ in named]
     waiting = [("", labels, queue.waiting if queue else 0) for labels, queue in waits]
@@ -178,6 +180,17 @@ _REUSE = {
 }
 
 
+def _states(
+    named: Iterable[tuple[str, Service]], jobs: Mapping[tuple[str, str], int] | None
+) -> Iterator[Sample]:
+    """The states of what is served here, and of what other servers have in the same database."""
+    if jobs is None:
+        return
+    known = {(name, state): 0 for name, _ in named for state in STATES}
+    for (component, state), count in (known | dict(jobs)).items():
+        yield "", {"component": component, "state": state}, count
+
+
 def _requests(named: Iterable[tuple[str, Service]]) -> Iterator[Sample]:
     for labels, entry in _endpoints(named):
         for status, count in entry.statuses.items():
@@ -234,16 +247,17 @@ def status_routes(server: Server, jobs: Jobs) -> list[Route]:
         return JSONResponse(content, status_code=200 if is_ready else 503)
 
     async def status(request: Request) -> Response:
+        tally = await jobs.tally()
         content = {
             "version": __version__,
             "uptime_s": time.monotonic() - started,
             **_load(services),
-            "jobs": await jobs.counts() or {},
+            "jobs": {} if tally is None else counted(tally),
         }
         return JSONResponse(content, headers={"Cache-Control": "no-store"})
 
     async def metrics(request: Request) -> Response:
-        text = exposition(server, await jobs.counts(), await jobs.queues())
+        text = exposition(server, await jobs.tally(), await jobs.queues())
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return [

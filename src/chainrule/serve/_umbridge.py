@@ -58,12 +58,13 @@ _MAX_CONFIG_BYTES = 1 << 16
 _FLAT = "-flat"
 EVALUATE = "Evaluate"
 """The route that is answered by `apply`, and so may be merged."""
-_SUPPORT = {
+ENDPOINT_OF: Mapping[str, str] = {
     EVALUATE: "apply",
     "Gradient": VJP.endpoint,
     "ApplyJacobian": JVP.endpoint,
     "ApplyHessian": HVP.endpoint,
 }
+"""The endpoint of the component that answers each route with numbers."""
 
 
 Ask = Callable[[str, Mapping[str, Any]], Any]
@@ -171,7 +172,7 @@ class Model:
             }
             for side in ("inputs", "outputs")
         }
-        support = {route: endpoint in endpoints for route, endpoint in _SUPPORT.items()}
+        support = {route: endpoint in endpoints for route, endpoint in ENDPOINT_OF.items()}
         return orjson.dumps({"support": support, **facts})
 
     def input_sizes(self, body: Mapping[str, Any]) -> bytes:

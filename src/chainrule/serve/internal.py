@@ -5,6 +5,7 @@ An engine of its own, such as pools on a cluster, extends `Pool` and is made by 
 Answerer              answers calls with a component: bytes in, bytes out
 Call                  one undecoded request to one endpoint
 CallError             a call that got no answer from the component
+ENDPOINT_OF           the endpoint that answers a route of UM-Bridge
 Cancelled             raised in author code whose answer is not wanted any more
 ErrorStream           takes what author code prints to standard error, without control characters
 Facts                 what a server says about a component without asking it again
@@ -30,9 +31,11 @@ from chainrule.serve._page import static_file
 from chainrule.serve._pool import Pool, WorkerPool, WorkerState
 from chainrule.serve._problems import problem_reply
 from chainrule.serve._run import no_address
+from chainrule.serve._umbridge import ENDPOINT_OF
 from chainrule.serve._worker_handles import following_in_thread
 
 __all__ = [
+    "ENDPOINT_OF",
     "Answerer",
     "Call",
     "CallError",

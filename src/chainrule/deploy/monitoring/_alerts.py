@@ -117,7 +117,7 @@ _ALERTS = (
         "warning",
         f'{_SHARED} (delta(chainrule_jobs{{job="@JOB@",state="failed"}}[1h])) > 5',
         "0m",
-        "{{ $value | humanize }} jobs of a server, or of servers that share them, failed within an hour.",
+        "{{ $value | humanize }} jobs of {{ $labels.component }} failed within an hour.",
         "`chainrule job list URL --state failed` lists them with their errors.",
     ),
 )

@@ -90,7 +90,10 @@ _PANELS: Mapping[str, tuple[str, Mapping[str, str]]] = {
         },
     ),
     # Servers that share their jobs all report the same numbers, so the largest counts.
-    "Jobs": ("short", {"{{state}}": 'max by (state) (chainrule_jobs{job="@JOB@"})'}),
+    "Jobs": (
+        "short",
+        {"{{state}}": 'sum by (state) (max by (component, state) (chainrule_jobs{job="@JOB@"}))'},
+    ),
 }
 
 

@@ -17,6 +17,7 @@ from chainrule.deploy.ray._deploy import attach, deploy
 from chainrule.deploy.ray._pool import RayPool
 from chainrule.serve import ServeOptions
 from chainrule.serve.internal import (
+    ENDPOINT_OF,
     Call,
     CallError,
     Facts,
@@ -130,28 +131,31 @@ class RayServerPool(Pool):
     def _ask(self, call: Call, ticket: Ticket) -> Envelope:
         assert self._pool is not None
         body = as_shared(call.body)
+        endpoint = ENDPOINT_OF.get(call.endpoint, call.endpoint)
         return self._pool.attempt(
-            call.endpoint,
-            self._point(call),
+            endpoint,
+            self._point(call, endpoint),
             lambda replica: replica.answer(call.told, body, ticket),  # type: ignore[attr-defined]
             ticket,
         )
 
-    def _point(self, call: Call) -> bytes | None:
+    def _point(self, call: Call, endpoint: str) -> bytes | None:
         """Fingerprint of the inputs, where it is cheap."""
         assert self._pool is not None
-        is_cheap = call.content_type == FRAMES_MEDIA_TYPE or len(call.body) <= _READ_JSON_BYTES
-        if (
-            call.content_encoding
-            or not is_cheap
-            or not self._pool.depends_on_replica(call.endpoint)
-        ):
+        is_umbridge = call.endpoint != endpoint
+        content_type = "application/json" if is_umbridge else call.content_type
+        is_cheap = content_type == FRAMES_MEDIA_TYPE or len(call.body) <= _READ_JSON_BYTES
+        if call.content_encoding or not is_cheap or not self._pool.depends_on_replica(endpoint):
             return None
         try:
-            payload = decode_body(call.body, media_type=call.content_type)
+            payload = decode_body(call.body, media_type=content_type)
         except ChainruleError:
+            payload = None
+        if not isinstance(payload, dict):
             return None  # the replica reports what is wrong with it
-        return fingerprint(payload.get("inputs")) if isinstance(payload, dict) else None
+        # UM-Bridge sends vectors as `input`, and what does not vary as `config`.
+        names = ("input", "config") if is_umbridge else ("inputs",)
+        return fingerprint([payload.get(name) for name in names])
 
     async def stop(self) -> None:
         """Stop using the pool; one that was deployed for this server ends."""

@@ -35,7 +35,6 @@ from chainrule.serve._jobs._store import (
     INLINE_BYTES,
     MAX_ATTEMPTS,
     RECORD_FACTOR,
-    STATES,
     JobQueue,
     JobRecord,
     JobStore,
@@ -51,31 +50,37 @@ from chainrule.serve._jobs._store import (
 )
 
 _VERSION = 5
-_COUNTED = f"""
-CREATE TABLE tally (name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO tally VALUES {", ".join(f"('{name}', 0)" for name in (*STATES, "bytes"))};
-CREATE TRIGGER job_added AFTER INSERT ON jobs BEGIN
-    UPDATE tally SET n = n + 1 WHERE name = NEW.state;
-END;
-CREATE TRIGGER job_moved AFTER UPDATE OF state ON jobs WHEN NEW.state <> OLD.state BEGIN
-    UPDATE tally SET n = n - 1 WHERE name = OLD.state;
-    UPDATE tally SET n = n + 1 WHERE name = NEW.state;
-END;
-CREATE TRIGGER result_kept AFTER UPDATE OF result_bytes ON jobs
-    WHEN NEW.result_bytes IS NOT OLD.result_bytes BEGIN
-    UPDATE tally SET n = n + ifnull(NEW.result_bytes, 0) - ifnull(OLD.result_bytes, 0)
-        WHERE name = 'bytes';
-END;
-CREATE TRIGGER job_removed AFTER DELETE ON jobs BEGIN
-    UPDATE tally SET n = n - 1 WHERE name = OLD.state;
-    UPDATE tally SET n = n - ifnull(OLD.result_bytes, 0) WHERE name = 'bytes';
-END;
+_INDEXED = """
 CREATE INDEX jobs_by_end ON jobs (finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX jobs_by_result ON jobs (number) WHERE result_bytes IS NOT NULL;
 """
 _LISTED = """
 CREATE INDEX jobs_by_component ON jobs (component);
 CREATE INDEX jobs_by_component_and_state ON jobs (component, state);
+"""
+# A row for each component and state, and for the bytes of the results of each component.
+_COUNTED = """
+CREATE TABLE tally
+    (component TEXT, name TEXT, n INTEGER NOT NULL, PRIMARY KEY (component, name)) WITHOUT ROWID;
+INSERT INTO tally SELECT component, state, COUNT(*) FROM jobs GROUP BY component, state;
+INSERT INTO tally SELECT component, 'bytes', ifnull(SUM(result_bytes), 0) FROM jobs GROUP BY component;
+CREATE TRIGGER job_added AFTER INSERT ON jobs BEGIN
+    INSERT INTO tally VALUES (NEW.component, NEW.state, 1), (NEW.component, 'bytes', 0)
+        ON CONFLICT DO UPDATE SET n = n + excluded.n;
+END;
+CREATE TRIGGER job_moved AFTER UPDATE OF state ON jobs WHEN NEW.state <> OLD.state BEGIN
+    INSERT INTO tally VALUES (OLD.component, OLD.state, -1), (OLD.component, NEW.state, 1)
+        ON CONFLICT DO UPDATE SET n = n + excluded.n;
+END;
+CREATE TRIGGER result_kept AFTER UPDATE OF result_bytes ON jobs
+    WHEN NEW.result_bytes IS NOT OLD.result_bytes BEGIN
+    UPDATE tally SET n = n + ifnull(NEW.result_bytes, 0) - ifnull(OLD.result_bytes, 0)
+        WHERE component = OLD.component AND name = 'bytes';
+END;
+CREATE TRIGGER job_removed AFTER DELETE ON jobs BEGIN
+    UPDATE tally SET n = n - 1 WHERE component = OLD.component AND name = OLD.state;
+    UPDATE tally SET n = n - ifnull(OLD.result_bytes, 0) WHERE component = OLD.component AND name = 'bytes';
+END;
 """
 _IDENTIFIED = """
 CREATE TABLE store (id TEXT NOT NULL);
@@ -88,8 +93,9 @@ CREATE UNIQUE INDEX jobs_by_id ON jobs (id);
 CREATE INDEX jobs_by_state ON jobs (state);
 CREATE UNIQUE INDEX jobs_by_key ON jobs (component, endpoint, idempotency_key)
     WHERE idempotency_key IS NOT NULL;
-{_COUNTED}
+{_INDEXED}
 {_LISTED}
+{_COUNTED}
 {_IDENTIFIED}
 PRAGMA user_version = {_VERSION};
 """
@@ -99,12 +105,18 @@ _MIGRATIONS = {
     2: f"""
 ALTER TABLE jobs ADD COLUMN is_idempotent DEFAULT 0;
 ALTER TABLE jobs ADD COLUMN attempts DEFAULT 0;
-{_COUNTED}
-UPDATE tally SET n = (SELECT COUNT(*) FROM jobs WHERE state = name) WHERE name <> 'bytes';
-UPDATE tally SET n = (SELECT ifnull(SUM(result_bytes), 0) FROM jobs) WHERE name = 'bytes';
+{_INDEXED}
 """,
     3: _LISTED,
-    4: _IDENTIFIED,
+    4: f"""
+DROP TRIGGER IF EXISTS job_added;
+DROP TRIGGER IF EXISTS job_moved;
+DROP TRIGGER IF EXISTS result_kept;
+DROP TRIGGER IF EXISTS job_removed;
+DROP TABLE IF EXISTS tally;
+{_COUNTED}
+{_IDENTIFIED}
+""",
 }
 # How many results are dropped in one step.
 _BATCH = 500
@@ -342,10 +354,10 @@ class FileJobStore(JobStore):
     def let_go(self, record: JobRecord) -> None:
         """Nothing: no other server has this folder."""
 
-    def counts(self) -> dict[str, int]:
-        """How many jobs are in each state."""
-        found: dict[str, int] = dict(self._read("SELECT name, n FROM tally"))
-        return {state: found[state] for state in STATES}
+    def tally(self) -> dict[tuple[str, str], int]:
+        """Component and state → how many jobs."""
+        rows = self._read("SELECT component, name, n FROM tally WHERE name <> 'bytes'")
+        return {(component, state): n for component, state, n in rows}
 
     def queues(self) -> dict[str, JobQueue]:
         """Component → its jobs that wait, where there are any."""
@@ -409,7 +421,7 @@ class FileJobStore(JobStore):
         self._change("DELETE FROM jobs WHERE finished_at < ?", forgotten)
 
     def _excess(self) -> int:
-        ((total,),) = self._read("SELECT n FROM tally WHERE name = 'bytes'")
+        ((total,),) = self._read("SELECT ifnull(SUM(n), 0) FROM tally WHERE name = 'bytes'")
         return total - self._max_bytes
 
     def _drop_oldest(self, excess: int) -> None:

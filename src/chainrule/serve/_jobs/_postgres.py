@@ -32,7 +32,6 @@ from chainrule.serve._jobs._store import (
     FINAL,
     INLINE_BYTES,
     RECORD_FACTOR,
-    STATES,
     JobQueue,
     JobRecord,
     JobStore,
@@ -421,12 +420,12 @@ class PostgresJobStore(JobStore):
         rows = self._do(lambda connection: connection.execute(statement, arguments).fetchall())
         return [_record(row, place) for place, *row in rows]
 
-    def counts(self) -> dict[str, int]:
-        """How many jobs are in each state."""
-        sums = "SELECT name, sum(n)::bigint FROM chainrule_jobs_tally GROUP BY name"
+    def tally(self) -> dict[tuple[str, str], int]:
+        """Component and state → how many jobs."""
+        sums = "SELECT component, name, sum(n)::bigint FROM chainrule_jobs_tally "
+        sums += "WHERE name <> 'bytes' GROUP BY component, name"
         rows = self._do(lambda connection: connection.execute(sums).fetchall(), _POLL_S)
-        found: dict[str, int] = dict(rows)
-        return {state: found.get(state, 0) for state in STATES}
+        return {(component, state): n for component, state, n in rows}
 
     def queues(self) -> dict[str, JobQueue]:
         """Component → its jobs that wait, where there are any."""

@@ -237,10 +237,10 @@ class Jobs:
         now = map(self._now, records)
         return [record for record in now if state is None or record.state == state]
 
-    async def counts(self) -> dict[str, int] | None:
-        """How many jobs are in each state; `None` while that cannot be learnt."""
+    async def tally(self) -> dict[tuple[str, str], int] | None:
+        """Component and state → how many jobs; `None` while that cannot be learnt."""
         try:
-            return await asyncio.wait_for(self._in_store(lambda store: store.counts()), _COUNT_S)
+            return await asyncio.wait_for(self._in_store(lambda store: store.tally()), _COUNT_S)
         except (StorageError, TimeoutError) as error:
             _log.warning("jobs cannot be counted: %s", error or "the database does not answer")
             return None

@@ -15,7 +15,7 @@ import hashlib
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, Protocol
@@ -281,8 +281,12 @@ class JobStore(ABC):
         """The last jobs that were taken on, newest first: all, or those of a state or a component."""
 
     @abstractmethod
+    def tally(self) -> dict[tuple[str, str], int]:
+        """Component and state → how many jobs; costs the same for any number of jobs."""
+
     def counts(self) -> dict[str, int]:
-        """How many jobs are in each state; costs the same for any number of jobs."""
+        """How many jobs of all components are in each state."""
+        return counted(self.tally())
 
     @abstractmethod
     def queues(self) -> dict[str, JobQueue]:
@@ -324,6 +328,14 @@ class JobStore(ABC):
     @abstractmethod
     def sweep(self) -> None:
         """Drop results past their time, the oldest beyond the bound, and old jobs."""
+
+
+def counted(tally: Mapping[tuple[str, str], int]) -> dict[str, int]:
+    """State → how many jobs of all components."""
+    found = dict.fromkeys(STATES, 0)
+    for (_, state), count in tally.items():
+        found[state] += count
+    return found
 
 
 def chosen(mark: str, **wanted: str | None) -> tuple[str, dict[str, str]]:
