@@ -42,7 +42,11 @@ from starlette.routing import Route
 async def echo(request):
     return Response(await request.body(), media_type="application/octet-stream")
 
-uvicorn.run(Starlette(routes=[Route("/apply", echo, methods=["POST"])]), port=int(sys.argv[1]),
+async def health(request):
+    return Response(b"{}", media_type="application/json")
+
+routes = [Route("/apply", echo, methods=["POST"]), Route("/health", health)]
+uvicorn.run(Starlette(routes=routes), port=int(sys.argv[1]),
             log_level="warning", access_log=False, timeout_keep_alive=60)
 """
 
@@ -116,9 +120,12 @@ def echo() -> contextlib.AbstractContextManager[int]:
     return _process([sys.executable, "-c", ECHO, str(port)], port)
 
 
-def ours(component: Path, workers: int) -> contextlib.AbstractContextManager[int]:
+def ours(
+    component: Path, workers: int, **environment: str
+) -> contextlib.AbstractContextManager[int]:
     port = free_port()
-    return _process([sys.executable, "-c", OURS, str(port), str(component), str(workers)], port)
+    command = [sys.executable, "-c", OURS, str(port), str(component), str(workers)]
+    return _process(command, port, **environment)
 
 
 def peer(component: Path, folder: str) -> contextlib.AbstractContextManager[int]:

@@ -56,8 +56,10 @@ def _no_op_rows(stack: ExitStack, component: Any) -> list[Row]:
         "thread": stack.enter_context(_servers.ours(component, 0)),
         "process": stack.enter_context(_servers.ours(component, 1)),
         "peer": stack.enter_context(_servers.peer(component, folder)),
+        # As a user would who wants glibc's own settings: neither the server nor its worker changes them.
+        "glibc": stack.enter_context(_servers.ours(component, 1, GLIBC_TUNABLES="")),
     }
-    callers = {name: _Http(port) for name, port in ports.items()}
+    callers = {name: _Http(port) for name, port in ports.items() if name != "glibc"}
     seconds = _in_turns(
         {name: (lambda c=caller: c.post(_SMALL)) for name, caller in callers.items()}
     )
@@ -112,12 +114,14 @@ def _array_rows(
     x = np.random.default_rng(0).random(count)
     message = bytes(encode_frames({"inputs": {"x": x}}))
     target = np.empty_like(x)
-    echo, process, peer = (_Http(ports[name]) for name in ("echo", "process", "peer"))
+    echo, process, peer, glibc = (
+        _Http(ports[name]) for name in ("echo", "process", "peer", "glibc")
+    )
     shared = stack.enter_context(Component.from_url(f"http://127.0.0.1:{ports['process']}"))
     inputs = {"x": x}
 
-    def over_http() -> None:
-        answer = process.post(message, FRAMES_MEDIA_TYPE, FRAMES_MEDIA_TYPE)
+    def over_http(caller: _Http = process) -> None:
+        answer = caller.post(message, FRAMES_MEDIA_TYPE, FRAMES_MEDIA_TYPE)
         decode_frames(answer)
 
     np.testing.assert_array_equal(shared.apply(inputs)["y"], x)
@@ -125,6 +129,7 @@ def _array_rows(
         {
             "echo": lambda: echo.post(message, "application/octet-stream"),
             "us": over_http,
+            "glibc": lambda: over_http(glibc),
             "shared": lambda: shared.apply(inputs),
             "memcpy": lambda: np.copyto(target, x),
             "two processes": stack.enter_context(_servers.memory_echo(x)),
@@ -138,6 +143,9 @@ def _array_rows(
         Row(f"{label} there and back over HTTP", seconds["us"], seconds["echo"], "Starlette echo", 1.2),
         Row(f"{label} there and back over HTTP", seconds["us"], seconds["peer"], "tesseract-core",
             note="json+base64"),
+        Row(f"{label} there and back over HTTP", seconds["us"], seconds["glibc"],
+            "with glibc's own settings", 1 / 1.5,
+            note="GLIBC_TUNABLES is set, so that freed memory goes back to the system"),
         Row(f"{label} there and back, shared memory", seconds["shared"], 2 * seconds["memcpy"],
             "one memcpy each way", 3.0 if count >= 10_000_000 else None),
         Row(f"{label} there and back, shared memory", seconds["shared"], seconds["two processes"],
@@ -181,7 +189,7 @@ def _peer_files(peer: _Http, x: np.ndarray[Any, Any], folder: Path) -> Callable[
 
 def _load_rows(ports: dict[str, int]) -> list[Row]:
     rates, slowest_health = {}, 0.0
-    for name in ("thread", "process", "peer") * 2:
+    for name in ("thread", "process", "peer", "echo") * 2:
         rate, health = _load(ports[name])
         rates[name] = max(rate, rates.get(name, 0.0))
         if name == "process":
@@ -194,6 +202,8 @@ def _load_rows(ports: dict[str, int]) -> list[Row]:
             ("process", "our server and its worker, one process there", 1 / 3),
         )
     ] + [
+        Row("32 callers on the no-op, our server and its worker: time per request",
+            1 / rates["process"], 1 / rates["echo"], "Starlette echo, which computes nothing"),
         Row("/health p99 meanwhile", slowest_health, 0.05, "the bar of 50 ms", 1.0),
     ]  # fmt: skip
 

@@ -57,6 +57,8 @@ def test_a_huge_body_is_refused_before_it_is_read(served):
     answer = converse(served, head + b"Content-Length: 1000000000\r\n\r\n[")
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"body_too_large" in answer
+    answer = converse(served, head + b"Content-Length: 9999999999999999999\r\n\r\n[")
+    assert answer.startswith(b"HTTP/1.1 413")
 
 
 def test_a_huge_body_without_a_length_is_refused_on_the_way(served):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -215,3 +216,26 @@ def ask_frames(served, x):
 def post_frames(served, x):
     with contextlib.closing(ask_frames(served, x)) as connection:
         return decode_body(connection.getresponse().read(), media_type=FRAMES_MEDIA_TYPE)["y"]
+
+
+def test_memory_of_a_body_is_used_for_the_next_one(start_server):
+    """Pages that the system had to find anew, in place of the time that this takes."""
+    served = start_server(workers=1)
+    body = b"".join(encode_frames({"inputs": {"x": np.ones(1_000_000)}}).pieces)
+    headers = {"Content-Type": FRAMES_MEDIA_TYPE, "Accept": FRAMES_MEDIA_TYPE}
+
+    def ask(count):
+        for _ in range(count):
+            assert served.request("POST", "/apply", body, headers).status == 200
+
+    ask(5)
+    before = page_faults(served.process.pid)
+    ask(10)
+    pages = len(body) // resource.getpagesize()
+    assert page_faults(served.process.pid) - before < 10 * pages
+    served.stop()
+
+
+def page_faults(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[7])  # minflt
