@@ -137,7 +137,7 @@ def test_an_answer_of_just_the_size_that_is_allowed(serve):
 @pytest.mark.parametrize("length", [b"-5", b"+5", b"5x", b"", b"5, 5"])
 def test_a_length_that_is_none(serve, length):
     url = serve(lambda c, stop: c.sendall(JSON + b"Content-Length: " + length + b"\r\n\r\n{}"))
-    for call in calls(Component.from_url(url, timeout=20)):
+    for call in calls(Component.from_url(url, timeout=120)):
         with pytest.raises(TransportError, match="Content-Length that is not a number") as caught:
             call()
         assert caught.value.code == "connection_lost"
@@ -253,12 +253,12 @@ def umbridge(serve, place, answer):
 def test_answers_that_are_not_those_of_umbridge(serve, place, answer):
     url = umbridge(serve, place, answer)
     codes = ("not_umbridge", "answer_too_large")  # what is nested too deeply is too large
-    assert code_of(lambda: Component.from_umbridge(url, timeout=20)) in codes
+    assert code_of(lambda: Component.from_umbridge(url, timeout=120)) in codes
 
 
 def test_messages_of_umbridge_are_short_and_visible(serve):
     error = {"error": {"type": "InvalidInput", "message": "\x1b[2J" + 10_000 * "x"}}
-    component = Component.from_umbridge(umbridge(serve, 4, error), timeout=20)
+    component = Component.from_umbridge(umbridge(serve, 4, error), timeout=120)
     with pytest.raises(InputError) as caught:
         component.apply({"input_0": [1.0, 2.0]})
     assert "\\x1b[2J" in caught.value.message

@@ -35,7 +35,7 @@ class Caller:
 
     def __init__(self, served) -> None:
         host, port = served.netloc.split(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=20)
+        self._socket = socket.create_connection((host, int(port)), timeout=120)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._left = b""
 

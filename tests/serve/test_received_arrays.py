@@ -154,7 +154,7 @@ def ask_again(component, value, wait_until):
 def test_with_few_descriptors_on_any_side(server, spare, wait_until):
     """A call may fail; what came back stays, and calls work again once there are descriptors."""
     received = {}
-    with Component.from_url(server.url, timeout=20, retries=0) as component:
+    with Component.from_url(server.url, timeout=120, retries=0) as component:
         received[1] = ask(component, 1)
         for number, pid in enumerate([os.getpid(), *processes_of(server)]):
             with few_descriptors(pid, spare):

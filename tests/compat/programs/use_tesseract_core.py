@@ -83,7 +83,7 @@ def served(folder):
 
 def from_url(folder):
     with served(folder) as address:
-        scaling = Tesseract.from_url(address, timeout=20)
+        scaling = Tesseract.from_url(address, timeout=120)
         return {
             "apply": scaling.apply(INPUTS),
             "jacobian": scaling.jacobian(INPUTS, ["part.v", "part.s"], ["y", "z"]),
