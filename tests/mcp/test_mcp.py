@@ -14,6 +14,7 @@ pytest.importorskip("mcp_types")  # of version 2 of the protocol's package
 
 from anyio.from_thread import start_blocking_portal
 
+from chainrule.mcp._server import Values
 from mcp import Client, StdioServerParameters
 
 COMPONENT = str(Path(__file__).parent / "tool_component.py")
@@ -96,6 +97,13 @@ def test_tools_values_and_bad_input(client, call):
     assert call("nonsense", {}).is_error
     wrong = call("tool_component_gradient", {"inputs": X, "of": "yy"})
     assert "yy" in texts(wrong)[0]
+
+
+def test_complex_numbers_that_json_does_not_have(tmp_path):
+    written, is_odd = Values(tmp_path, 10).write({"z": np.array([complex(np.nan, np.inf), 1j])})
+    assert written == {"z": [{"real": "NaN", "imag": "Infinity"}, {"real": 0.0, "imag": 1.0}]}
+    assert is_odd
+    assert not Values(tmp_path, 10).write({"z": np.array([1j])})[1]
 
 
 def test_nan_large_arrays_and_crashes(call):

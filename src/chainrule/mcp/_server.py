@@ -475,7 +475,8 @@ def _named(value: Any) -> tuple[Any, bool]:
         parts = [_named(item) for item in value]
         return [part for part, _ in parts], any(is_odd for _, is_odd in parts)
     if isinstance(value, complex):
-        return {"real": _named(value.real)[0], "imag": _named(value.imag)[0]}, False
+        (real, is_odd), (imag, is_also) = _named(value.real), _named(value.imag)
+        return {"real": real, "imag": imag}, is_odd or is_also
     if isinstance(value, float) and not math.isfinite(value):
         return ("NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"), True
     return value, False

@@ -8,7 +8,7 @@ The routes answer while all workers are busy. The text for Prometheus is written
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -53,68 +53,13 @@ def exposition(
         queues: component → its jobs that wait, where there are any; `None` while that is not known.
     """
     named = list(server.services.items())
-    lines: list[str] = []
-    lines += _family("requests", "counter", "Requests that are over.", _requests(named))
-    lines += _family(
-        "request_duration_seconds", "histogram", "From the queue to the answer.", _durations(named)
-    )
-    lines += _family("received_bytes", "counter", "Bodies of requests.", _bytes(named, "received"))
-    lines += _family("sent_bytes", "counter", "Bodies of answers.", _bytes(named, "sent"))
-    for outcome in OUTCOMES:
-        samples = [
-            ("_total", {"component": name}, service.pool.metrics.outcomes[outcome])
-            for name, service in named
-        ]
-        lines += _family(f"calls_{outcome}", "counter", f"Calls that were {outcome}.", samples)
-    for name, help, value in _GAUGES:
-        samples = [("", {"component": c}, value(service)) for c, service in named]
-        lines += _family(name, "gauge", help, samples)
-    for kind, help in _REUSE.items():
-        reuse = [
-            (
-                "_total",
-                {"component": name, "outcome": outcome},
-                s.pool.metrics.reuse[f"{kind}_{outcome}"],
-            )
-            for name, s in named
-            for outcome in ("hit", "miss")
-        ]
-        lines += _family(f"{kind}_reuse", "counter", help, reuse)
-    restarts = [
-        ("_total", {"component": name, "worker": worker.id}, worker.restarts)
-        for name, service in named
-        for worker in service.pool.workers
-    ]
-    lines += _family("worker_restarts", "counter", "Workers that were replaced.", restarts)
-    memory = [
-        ("", {"component": name, "worker": worker.id}, worker.device_bytes)
-        for name, service in named
-        for worker in service.pool.workers
-        if worker.device_bytes is not None
-    ]
-    help = "Memory of a GPU that a worker had after its last call."
-    lines += _family("worker_device_bytes", "gauge", help, memory)
-    about = [
-        ("", {"component": name, "version": s.facts.version, "server": __version__}, 1)
-        for name, s in named
-    ]
-    lines += _family("component_info", "gauge", "Versions of component and server.", about)
-    is_known: list[Sample] = [("", {}, int(jobs is not None and queues is not None))]
-    help = "0 while the database or the folder of jobs does not answer; their numbers are left out then."
-    lines += _family("jobs_store_up", "gauge", help, is_known)
-    lines += _family("jobs", "gauge", "Jobs that are known, by state.", _states(named, jobs))
-    shares = {name: queue.share for name, queue in (queues or {}).items()}
-    waits = [] if queues is None else [({"component": n}, queues.get(n)) for n, _ in named]
-    waiting = [("", labels, queue.waiting if queue else 0) for labels, queue in waits]
-    lines += _family("jobs_waiting", "gauge", "Jobs that wait for a worker.", waiting)
-    load = [("", {"component": name}, s.pool.under_way + shares.get(name, 0)) for name, s in named]
-    help = "Calls that run or wait, and this server's share of the jobs that wait."
-    lines += _family("load", "gauge", help, load)
-    oldest = [("", labels, queue.oldest_s if queue else 0) for labels, queue in waits]
-    help = "For how long the first of the jobs that wait has waited."
-    lines += _family("jobs_oldest_waiting_seconds", "gauge", help, oldest)
     draining: list[Sample] = [("", {}, int(server.is_draining))]
-    lines += _family("draining", "gauge", "1 if the server is about to stop.", draining)
+    lines = [
+        *_request_families(named),
+        *_worker_families(named),
+        *_job_families(named, jobs, queues),
+        *_family("draining", "gauge", "1 if the server is about to stop.", draining),
+    ]
     for name, kind, help, count in _FILES:
         suffix = "_total" if kind == "counter" else ""
         files = [(suffix, {"files": files.name}, count(files)) for files in server.watched]
@@ -122,6 +67,88 @@ def exposition(
     if server.accounts is not None:
         lines += _account_families(server.accounts)
     return "\n".join(lines) + "\n"
+
+
+Named = Sequence[tuple[str, Service]]
+"""Names of components in URLs, and the components."""
+
+
+def _request_families(named: Named) -> Iterator[str]:
+    """What passed through the components."""
+    yield from _family("requests", "counter", "Requests that are over.", _requests(named))
+    yield from _family(
+        "request_duration_seconds", "histogram", "From the queue to the answer.", _durations(named)
+    )
+    for name, direction, help in (
+        ("received_bytes", "received", "Bodies of requests."),
+        ("sent_bytes", "sent", "Bodies of answers."),
+    ):
+        yield from _family(name, "counter", help, _bytes(named, direction))
+    for outcome in OUTCOMES:
+        samples = [
+            ("_total", {"component": name}, service.pool.metrics.outcomes[outcome])
+            for name, service in named
+        ]
+        yield from _family(f"calls_{outcome}", "counter", f"Calls that were {outcome}.", samples)
+    for name, help, value in _GAUGES:
+        gauges = [("", {"component": c}, value(service)) for c, service in named]
+        yield from _family(name, "gauge", help, gauges)
+    for kind, help in _REUSE.items():
+        reuse = [
+            (
+                "_total",
+                {"component": name, "outcome": outcome},
+                service.pool.metrics.reuse[f"{kind}_{outcome}"],
+            )
+            for name, service in named
+            for outcome in ("hit", "miss")
+        ]
+        yield from _family(f"{kind}_reuse", "counter", help, reuse)
+
+
+def _worker_families(named: Named) -> Iterator[str]:
+    """What runs the components."""
+    workers = [
+        ({"component": name, "worker": worker.id}, worker)
+        for name, service in named
+        for worker in service.pool.workers
+    ]
+    restarts = [("_total", labels, worker.restarts) for labels, worker in workers]
+    yield from _family("worker_restarts", "counter", "Workers that were replaced.", restarts)
+    memory = [
+        ("", labels, worker.device_bytes)
+        for labels, worker in workers
+        if worker.device_bytes is not None
+    ]
+    help = "Memory of a GPU that a worker had after its last call."
+    yield from _family("worker_device_bytes", "gauge", help, memory)
+    about = [
+        ("", {"component": name, "version": service.facts.version, "server": __version__}, 1)
+        for name, service in named
+    ]
+    yield from _family("component_info", "gauge", "Versions of component and server.", about)
+
+
+def _job_families(
+    named: Named,
+    jobs: Mapping[tuple[str, str], int] | None,
+    queues: Mapping[str, JobQueue] | None,
+) -> Iterator[str]:
+    """The jobs of the components, and the load that they are; arguments as of `exposition`."""
+    is_known: list[Sample] = [("", {}, int(jobs is not None and queues is not None))]
+    help = "0 while the database or the folder of jobs does not answer; their numbers are left out then."
+    yield from _family("jobs_store_up", "gauge", help, is_known)
+    yield from _family("jobs", "gauge", "Jobs that are known, by state.", _states(named, jobs))
+    shares = {name: queue.share for name, queue in (queues or {}).items()}
+    waits = [] if queues is None else [({"component": n}, queues.get(n)) for n, _ in named]
+    waiting = [("", labels, queue.waiting if queue else 0) for labels, queue in waits]
+    yield from _family("jobs_waiting", "gauge", "Jobs that wait for a worker.", waiting)
+    load = [("", {"component": name}, s.pool.under_way + shares.get(name, 0)) for name, s in named]
+    help = "Calls that run or wait, and this server's share of the jobs that wait."
+    yield from _family("load", "gauge", help, load)
+    oldest = [("", labels, queue.oldest_s if queue else 0) for labels, queue in waits]
+    help = "For how long the first of the jobs that wait has waited."
+    yield from _family("jobs_oldest_waiting_seconds", "gauge", help, oldest)
 
 
 def _account_families(accounts: Accounts) -> Iterator[str]:
@@ -180,9 +207,7 @@ _REUSE = {
 }
 
 
-def _states(
-    named: Iterable[tuple[str, Service]], jobs: Mapping[tuple[str, str], int] | None
-) -> Iterator[Sample]:
+def _states(named: Named, jobs: Mapping[tuple[str, str], int] | None) -> Iterator[Sample]:
     """The states of what is served here, and of what other servers have in the same database."""
     if jobs is None:
         return
@@ -191,13 +216,13 @@ def _states(
         yield "", {"component": component, "state": state}, count
 
 
-def _requests(named: Iterable[tuple[str, Service]]) -> Iterator[Sample]:
+def _requests(named: Named) -> Iterator[Sample]:
     for labels, entry in _endpoints(named):
         for status, count in entry.statuses.items():
             yield "_total", {**labels, "status": status}, count
 
 
-def _durations(named: Iterable[tuple[str, Service]]) -> Iterator[Sample]:
+def _durations(named: Named) -> Iterator[Sample]:
     for labels, entry in _endpoints(named):
         for bound, count in zip((*BOUNDS_S, "+Inf"), accumulate(entry.buckets), strict=True):
             yield "_bucket", {**labels, "le": bound}, count
@@ -205,13 +230,13 @@ def _durations(named: Iterable[tuple[str, Service]]) -> Iterator[Sample]:
         yield "_sum", labels, entry.seconds
 
 
-def _bytes(named: Iterable[tuple[str, Service]], direction: str) -> Iterator[Sample]:
+def _bytes(named: Named, direction: str) -> Iterator[Sample]:
     for labels, entry in _endpoints(named):
         yield "_total", labels, getattr(entry, direction)
 
 
 def _endpoints(
-    named: Iterable[tuple[str, Service]],
+    named: Named,
 ) -> Iterator[tuple[dict[str, object], EndpointMetrics]]:
     for name, service in named:
         for endpoint, entry in service.pool.metrics.endpoints.items():

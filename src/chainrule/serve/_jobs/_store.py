@@ -332,7 +332,7 @@ class JobStore(ABC):
 
 def counted(tally: Mapping[tuple[str, str], int]) -> dict[str, int]:
     """State → how many jobs of all components."""
-    found = dict.fromkeys(STATES, 0)
+    found: dict[str, int] = dict.fromkeys(STATES, 0)
     for (_, state), count in tally.items():
         found[state] += count
     return found
