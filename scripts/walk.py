@@ -226,7 +226,7 @@ def section(page: str, way: str) -> tuple[int, int]:
 
 
 def _check_source() -> None:
-    """Refuse to walk through another checkout, whose modules are not in this one: the lists would be empty."""
+    """Refuse to walk through another checkout: the lists of this one's modules would be empty."""
     import chainrule
 
     found = Path(chainrule.__file__).parent

@@ -95,8 +95,8 @@ def _load_path(text: str, config: Config, redirect_peer: bool) -> LocalComponent
     if not path.exists():
         raise DefinitionError(
             f"There is no component at {path}.{did_you_mean_file(path, COMPONENT_FILES)} Expected a module "
-            "file, its folder, file.py:name, a component.yaml, an FMU or an ONNX model; `chainrule init` starts "
-            "one.",
+            "file, its folder, file.py:name, a component.yaml, an FMU or an ONNX model; `chainrule init` "
+            "starts one.",
             code="module_missing",
             details={"file": str(path)},
         )
