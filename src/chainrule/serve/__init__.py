@@ -10,8 +10,7 @@ which it passes them:
 _options         settings of a server: one table
 _run             the application on uvicorn, from start to an orderly stop
 _connections     limits on HTTP connections
-_security        which callers are allowed
-_accounts        the holders of tokens: their limits, and what they have used
+_security        which callers are allowed: the holders of tokens, their limits, and what they have used
 _watched_files   files that are read again when they change
 _logs            the access log, and the output of workers
 _app             components in, routes out

@@ -22,7 +22,6 @@ from chainrule._errors import DefinitionError, StorageError
 from chainrule._files import Scratch
 from chainrule._same_host import SegmentPool, is_supported
 from chainrule.runtime import ComponentConfig, LocalComponent
-from chainrule.serve._accounts import Accounts
 from chainrule.serve._calls import Facts, url_name
 from chainrule.serve._endpoint import Endpoint, Intake
 from chainrule.serve._file_routes import Exchange
@@ -35,7 +34,7 @@ from chainrule.serve._page import description_route, page_routes
 from chainrule.serve._pool import Pool, Service, WorkerPool
 from chainrule.serve._problems import PROBLEM
 from chainrule.serve._same_host import SameHostListener
-from chainrule.serve._security import BearerToken
+from chainrule.serve._security import Accounts, BearerToken
 from chainrule.serve._server_endpoints import ADDED
 from chainrule.serve._umbridge_routes import umbridge_routes
 from chainrule.serve._watched_files import WatchedFiles, keep_looking

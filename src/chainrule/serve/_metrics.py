@@ -21,10 +21,10 @@ from chainrule.serve._jobs._store import STATES, counted
 from chainrule.serve._pool import BOUNDS_S, OUTCOMES, EndpointMetrics, Service
 
 if TYPE_CHECKING:
-    from chainrule.serve._accounts import Accounts
     from chainrule.serve._app import Server
     from chainrule.serve._jobs import Jobs
     from chainrule.serve._jobs._store import JobQueue
+    from chainrule.serve._security import Accounts
 
 
 def percentiles(seconds: list[float]) -> dict[str, float | None]:
