@@ -123,3 +123,42 @@ def test_matrices_are_lines(tmp_path):
         templates={"m.txt": "{m:.3f}\n"}, results={"m": "stdout"}, folder=tmp_path,
     )  # fmt: skip
     assert echo.apply({"m": [[1, 2], [3, 4.0625]]})["m"].tolist() == [[1, 2], [3, 4.062]]
+
+
+STDIN_PROGRAM = """
+import sys
+
+title, sizes, *rows = sys.stdin.read().splitlines()
+count, load = sizes.split()
+areas = [float(row) for row in rows]
+assert len(areas) == int(count), rows
+print("***", title)
+for number, area in enumerate(areas, 1):
+    print(f"{number:6d} {float(load) / area!r}")
+print("VOLUME", sum(areas))
+"""
+
+
+def test_a_deck_on_standard_input_with_the_number_of_its_rows(tmp_path):
+    (tmp_path / "truss.py").write_text(STDIN_PROGRAM)
+    truss = from_command(
+        [sys.executable, "{folder}/truss.py"],
+        folder=tmp_path,
+        inputs={
+            "area": "differentiable float64[n, 1]",
+            "load": {"type": "differentiable float64", "default": 10.0},
+        },
+        outputs={"stress": "differentiable float64[n]", "volume": "differentiable float64"},
+        templates={"stdin": "a truss\n{area.size} {load}\n{area}\n"},
+        results={
+            "stress": ("stdout", r"^\s*\d+ (\S+)$"),
+            "volume": ("stdout", r"VOLUME\s+(\S+)"),
+        },
+        derivatives="finite",
+    )
+    area = np.array([[1.0], [2.0], [4.0]])
+    found = truss.apply({"area": area})
+    np.testing.assert_array_equal(found["stress"], [10, 5, 2.5])
+    assert found["volume"] == 7
+    slope = truss.jacobian({"area": area}, ["area"], ["stress"])["stress"]["area"]
+    np.testing.assert_allclose(slope[:, :, 0], np.diag([-10, -2.5, -0.625]), rtol=1e-6, atol=1e-6)

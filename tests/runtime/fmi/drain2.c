@@ -18,6 +18,7 @@ typedef struct {
 typedef struct {
     Model m;
     const fmi2CallbackFunctions *callbacks;
+    fmi2Boolean logging;
 } Instance;
 
 static const Model START = {{0, 2, 0, 1, 0.1, 3, 0}, 0, 1, 0, "plain"};
@@ -25,10 +26,11 @@ static const Model START = {{0, 2, 0, 1, 0.1, 3, 0}, 0, 1, 0, "plain"};
 static fmi2Status update(Instance *s) {
     double *v = s->m.v;
     if (s->m.mode == 2) abort();
-    if (s->m.mode == 1) {
+    if (s->m.mode == 1 || (s->m.mode == 3 && s->logging)) {
         s->callbacks->logger(s->callbacks->componentEnvironment, "drain", fmi2Error, "error", "the drain is blocked");
         return fmi2Error;
     }
+    if (s->m.mode == 3) return fmi2Error;
     v[DX] = -v[K] * v[X] * v[X] + v[G] * v[U];
     v[Y] = v[X] * v[U] * (s->m.doubled ? 2 : 1) * s->m.level;
     return fmi2OK;
@@ -43,6 +45,7 @@ fmi2Component fmi2Instantiate(fmi2String name, fmi2Type type, fmi2String guid, f
     Instance *s = calloc(1, sizeof *s);
     s->m = START;
     s->callbacks = callbacks;
+    s->logging = logging;
     return s;
 }
 

@@ -227,6 +227,18 @@ def test_a_failing_fmu_says_what_it_logged_and_the_next_call_works(step, step_2)
         assert each.apply({})
 
 
+def test_an_fmu_that_says_why_it_fails_only_if_it_is_asked_to(fmus, caplog):
+    silent = {"parameters": {"mode": 3}}
+    for kind in ("step", "simulation"):
+        inputs = silent if kind == "step" else silent | {"times": [0.0, 0.5]}
+        with pytest.raises(
+            ComponentError, match=r"debug_logging=True of from_fmu lets it say more"
+        ):
+            from_fmu(fmus("drain2"), kind=kind).apply(inputs)
+        with pytest.raises(ComponentError, match=r"It says: the drain is blocked\. \[fmu_failed\]"):
+            from_fmu(fmus("drain2"), kind=kind, debug_logging=True).apply(inputs)
+
+
 def test_two_threads(step):
     wrong = []
 
@@ -274,11 +286,13 @@ def test_files_that_are_no_fmu(tmp_path, fmus):
         (empty, "has no modelDescription.xml"),
         (elsewhere, "has no binary for this platform"),
         (old, "cannot be read"),
-        (tmp_path / "absent.fmu", "does not exist"),
     ):
         with pytest.raises(DefinitionError, match=reason) as caught:
             load_component(path)
         assert caught.value.code == "bad_fmu"
+    with pytest.raises(DefinitionError, match="does not exist") as caught:
+        from_fmu(tmp_path / "absent.fmu")
+    assert caught.value.code == "bad_fmu"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from chainrule._endpoints import ENDPOINTS
 from chainrule._errors import ComponentError, DefinitionError, LimitError
 from chainrule._paths import split_path
 from chainrule._trees import flatten_with_paths, is_arraylike
-from chainrule.runtime._component._decks import STANDARD_OUTPUT, Decks
+from chainrule.runtime._component._decks import STANDARD_INPUT, STANDARD_OUTPUT, Decks
 from chainrule.runtime._component._definition import Definition, Implementation
 from chainrule.runtime._component._derivation import Derivatives, finite_implementations
 from chainrule.runtime._component._loading import read_mapping
@@ -227,7 +227,8 @@ class _Program:
         if os.sep in arguments[0]:
             arguments[0] = str(self.folder / arguments[0])
         printed = place / STANDARD_OUTPUT
-        self._execute(arguments, source, printed, scratch, cwd=place)
+        read = place / STANDARD_INPUT if STANDARD_INPUT in self.decks.templates else source
+        self._execute(arguments, read, printed, scratch, cwd=place)
         if self.decks.results:
             return self.decks.find(place, self.arrays)
         return self._result(arguments[0], target if target.is_file() else printed)

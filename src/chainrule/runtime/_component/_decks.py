@@ -2,7 +2,8 @@
 
 A template has `{path}` where an input belongs, or `{path:format}` with a format of Python for each number,
 and `{{` for a brace. Numbers are written so that they can be read back exactly. An array is its numbers with
-a blank between them, and a line for each row.
+a blank between them, and a line for each row; `{path.size}` is how many it has. The file `stdin` is what the
+program reads from its standard input.
 
 A result is found by a pattern (a regular expression): every match gives one number, the first group of the
 match if it has one. Without a pattern all numbers of the file are meant. Numbers of Fortran (`1.0D+03`) are
@@ -25,7 +26,7 @@ from chainrule._errors import ComponentError, DefinitionError
 from chainrule._trees import get_at_path
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eEdD][-+]?\d+)?|[-+]?(?i:nan|inf(?:inity)?)\b"
-STANDARD_OUTPUT = "stdout"
+STANDARD_INPUT, STANDARD_OUTPUT = "stdin", "stdout"
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,17 @@ def _rendered(template: str, inputs: Any) -> str:
     for text, path, format, _ in string.Formatter().parse(template):
         parts.append(text)
         if path is not None:
-            parts.append(_written(get_at_path(inputs, path), format or ""))
+            parts.append(_written(_value(inputs, path), format or ""))
     return "".join(parts)
+
+
+def _value(inputs: Any, path: str) -> Any:
+    above, _, last = path.rpartition(".")
+    if last == "size" and above:
+        array = get_at_path(inputs, above)
+        if isinstance(array, (list, np.ndarray)):
+            return np.size(array)
+    return get_at_path(inputs, path)
 
 
 def _written(value: Any, format: str) -> str:

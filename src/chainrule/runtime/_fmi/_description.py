@@ -113,6 +113,7 @@ class Description:
         directional: whether the FMU multiplies with the Jacobian.
         adjoint: whether the FMU multiplies with the transposed Jacobian.
         experiment: the numbers of the default experiment; `None` for those that it does not have.
+        debug_logging: whether the FMU is asked to log all that it does.
     """
 
     path: Path
@@ -125,6 +126,7 @@ class Description:
     directional: bool
     adjoint: bool
     experiment: Mapping[str, float | None]
+    debug_logging: bool
 
     @property
     def version(self) -> int:
@@ -154,7 +156,11 @@ class Description:
 
 
 def read_description(
-    path: Path, *, parameters: Sequence[str] | None = None, outputs: Sequence[str] | None = None
+    path: Path,
+    *,
+    parameters: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    debug_logging: bool = False,
 ) -> Description:
     """Read the model description of an FMU; none of its code runs.
 
@@ -162,6 +168,7 @@ def read_description(
         path: of the FMU.
         parameters: names of those that a caller may set; all by default.
         outputs: names of the variables to report; the outputs of the FMU by default.
+        debug_logging: whether the FMU will be asked to log all that it does.
 
     Raises:
         DefinitionError: the file is no FMU of FMI 2 or 3 (`bad_fmu`), or has no such variable.
@@ -174,7 +181,7 @@ def read_description(
                 code="bad_option",
             )
     try:
-        return _described(path, source, flags, parameters, outputs)
+        return _described(path, source, flags, parameters, outputs, debug_logging)
     except DefinitionError:  # a ValueError, too
         raise
     except (AttributeError, OverflowError, TypeError, ValueError) as error:
@@ -187,6 +194,7 @@ def _described(
     flags: Mapping[str, str],
     parameters: Sequence[str] | None,
     outputs: Sequence[str] | None,
+    debug_logging: bool,
 ) -> Description:
     usable = {
         v.name: v
@@ -217,6 +225,7 @@ def _described(
         directional=any(flags.get(f"providesDirectionalDerivative{s}") == "true" for s in ("", "s")),
         adjoint=flags.get("providesAdjointDerivatives") == "true",
         experiment={name: _number(source.defaultExperiment, name) for name in _EXPERIMENT},
+        debug_logging=debug_logging,
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ import ctypes
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -33,6 +34,7 @@ _loading = threading.Lock()
 _LEVELS = (logging.DEBUG, logging.WARNING, logging.WARNING, logging.ERROR, logging.ERROR)
 _WARNING, _FATAL = 1, 4
 _MOST_ITERATIONS = 100
+_KEPT_MESSAGES = 3
 
 
 T = TypeVar("T")
@@ -120,14 +122,16 @@ class Instances(Generic[T]):
         return scratch.path
 
 
-def _failure(description: Description, error: Any, messages: Sequence[str]) -> ComponentError:
-    said = "; ".join(messages[-3:])
+def _failure(description: Description, error: Any, messages: Iterable[str]) -> ComponentError:
+    said = "; ".join(messages)
     hint = (
         " FMUs need not have derivatives by parameters; "
         'parameter_derivatives="differences" of from_fmu does without.'
         if error.function.endswith("Derivative")
         else ""
     )
+    if not said and not description.debug_logging:
+        hint = f"{hint} It does not say why; debug_logging=True of from_fmu lets it say more."
     return ComponentError(
         f"{description.path.name}: {error}{f' It says: {said}.' if said else ''}{hint}",
         code="fmu_failed",
@@ -158,7 +162,7 @@ class Instance:
 
     Attributes:
         fmu: FMPy's object.
-        messages: what the FMU has logged since its last start.
+        messages: the last that the FMU has logged since its last start.
     """
 
     def __init__(self, description: Description, interface: Interface, folder: str) -> None:
@@ -168,10 +172,16 @@ class Instance:
         self._call_error = FMICallException
         self.description = description
         self.interface = interface
-        self.messages: list[str] = []
+        self.messages: deque[str] = deque(maxlen=_KEPT_MESSAGES)
         kind = "ModelExchange" if interface == "model_exchange" else "CoSimulation"
         logger = self._log_2 if description.version == 2 else self._log_3
-        self.fmu: Any = instantiate_fmu(folder, description.source, kind, logger=logger)
+        self.fmu: Any = instantiate_fmu(
+            folder,
+            description.source,
+            kind,
+            debug_logging=description.debug_logging,
+            logger=logger,
+        )
         self.parameters = self.access(description.parameters)
         self.inputs = self.access(description.inputs)
         self.outputs = self.access(description.outputs)

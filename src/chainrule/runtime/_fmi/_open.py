@@ -37,6 +37,7 @@ def from_fmu(
     tolerance: float | None = None,
     parameters: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
+    debug_logging: bool = False,
     name: str | None = None,
     config: ComponentConfig | Mapping[str, Any] | None = None,
 ) -> LocalComponent:
@@ -60,13 +61,17 @@ def from_fmu(
         tolerance: relative, of adaptive steps; that of the FMU's default experiment, or 10⁻⁶, by default.
         parameters: names of those that are inputs of the component; all by default.
         outputs: names of the variables that are reported; the outputs of the FMU by default.
+        debug_logging: ask the FMU to log all that it does. Some FMUs say only then why a call failed. What it
+            says goes to the log `chainrule.runtime`, and its last words into errors.
         name: of the component; that of the model by default.
         config: settings of the component.
 
     Raises:
         DefinitionError: the file is no FMU that runs here (`bad_fmu`), or an option does not fit it.
     """
-    description = read_description(Path(path), parameters=parameters, outputs=outputs)
+    description = read_description(
+        Path(path), parameters=parameters, outputs=outputs, debug_logging=debug_logging
+    )
     interface = _interface(description, interface)
     for option, value, known in (
         ("kind", kind, get_args(Kind)),
