@@ -41,7 +41,7 @@ from chainrule._jaxpr._moves import (
 )
 from chainrule._jaxpr._names import is_reference, scan_layout
 from chainrule._jaxpr._programs import SubProgram, plain_text, subprograms, walk
-from chainrule._jaxpr._sets import SetAlgebra, Sets, Work
+from chainrule._jaxpr._sets import SetAlgebra, Sets, WorkLimit
 from chainrule._lru_cache import LRUCache
 from chainrule._patterns import Pattern
 
@@ -124,7 +124,7 @@ def _read_pattern(program: ClosedJaxpr, avals: Sequence[Any], n_others: int) -> 
     _refuse(program)
     count = len(avals)
     sizes = [math.prod(aval.shape) for aval in avals]
-    algebra = SetAlgebra(sum(sizes), Work(_MOST_WORK))
+    algebra = SetAlgebra(sum(sizes), WorkLimit(_MOST_WORK))
     starts = np.cumsum([0, *sizes])
     tangents = [
         Operand(algebra.singletons(tuple(aval.shape), int(start)))

@@ -5,7 +5,7 @@ sparse matrix of booleans. Elements that have the same set share a row, so that 
 elements changes the labels alone, and a number that is copied to a million places is held once. Label 0 is
 always the empty set.
 
-Every operation first says to a `Work` how many numbers it touches; more than its limit are refused. That does
+Every operation first tells a `WorkLimit` how many numbers it touches; more than that are refused. It does
 not depend on the clock: the same program is refused, or not, on every machine.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 from chainrule._errors import CapabilityError
 
 
-class Work:
+class WorkLimit:
     """A limit on numbers that are touched: about 20 ns each."""
 
     def __init__(self, limit: float) -> None:
@@ -89,9 +89,9 @@ class Sets:
 
 
 class SetAlgebra:
-    """Unions of sets of numbers below `width`, charged to a `Work`."""
+    """Unions of sets of numbers below `width`, charged to a `WorkLimit`."""
 
-    def __init__(self, width: int, work: Work) -> None:
+    def __init__(self, width: int, work: WorkLimit) -> None:
         from scipy import sparse  # JAX needs it, too; few programs look for patterns
 
         self._sparse = sparse

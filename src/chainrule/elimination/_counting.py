@@ -35,7 +35,7 @@ from typing import Any
 
 from chainrule._jaxpr import JaxprEqn, Var
 from chainrule.elimination._blocks import product_structure, sum_structure
-from chainrule.elimination._eliminate import Algebra, eliminate
+from chainrule.elimination._eliminate import EdgeAlgebra, eliminate
 from chainrule.elimination._graph import Edges, Graph, whole_graph
 from chainrule.elimination._rules import real_shape
 from chainrule.elimination._search import OrderStep
@@ -322,7 +322,7 @@ def count_operations(graph: Graph, order: Iterable[OrderStep]) -> OperationCount
         counts.peak = max(counts.peak, total.structure.stored)
         return total
 
-    algebra = Algebra(multiply, add, lambda edge: edge.structure.is_zero)
+    algebra = EdgeAlgebra(multiply, add, lambda edge: edge.structure.is_zero)
 
     def observed() -> Iterable[OrderStep]:
         for step in order:

@@ -25,7 +25,7 @@ from chainrule.elimination._structure import Structure, zero_structure
 
 
 @dataclass(frozen=True)
-class Algebra:
+class EdgeAlgebra:
     """What an edge carries: how two of them are multiplied and added, and when one is nothing."""
 
     multiply: Callable[[Any, Any], Any]
@@ -33,12 +33,12 @@ class Algebra:
     is_zero: Callable[[Any], bool]
 
 
-STRUCTURES = Algebra(product_structure, sum_structure, lambda structure: structure.is_zero)
-VALUES = Algebra(multiply, add, lambda block: block.structure.is_zero)
+STRUCTURES = EdgeAlgebra(product_structure, sum_structure, lambda structure: structure.is_zero)
+VALUES = EdgeAlgebra(multiply, add, lambda block: block.structure.is_zero)
 
 
 def eliminate(
-    graph: Graph, edges: Edges, order: Iterable[OrderStep], algebra: Algebra = VALUES
+    graph: Graph, edges: Edges, order: Iterable[OrderStep], algebra: EdgeAlgebra = VALUES
 ) -> dict[Var, dict[Var, Any]]:
     """The edges that are left, output → input → block, after eliminating the vertices in order."""
     elimination = Elimination(graph, edges, algebra)
@@ -55,7 +55,7 @@ class Elimination:
         readers: operand → results that have an edge to it, in a fixed order.
     """
 
-    def __init__(self, graph: Graph, edges: Edges, algebra: Algebra) -> None:
+    def __init__(self, graph: Graph, edges: Edges, algebra: EdgeAlgebra) -> None:
         self.rows: Edges = {result: dict(row) for result, row in edges.items()}
         self.readers: dict[Var, dict[Var, None]] = {}
         self._graph = graph
@@ -116,7 +116,7 @@ class Elimination:
             self.readers.setdefault(operand, {})[reader] = None
 
 
-Place = tuple[int, int]
+BlockPlace = tuple[int, int]
 """(output, input) by position."""
 
 Rule = Callable[[JaxprEqn, list[Any]], Sequence[Any]]
@@ -124,7 +124,7 @@ Rule = Callable[[JaxprEqn, list[Any]], Sequence[Any]]
 
 def accumulate(
     graph: Graph, order: Sequence[OrderStep], operands: Sequence[Any]
-) -> tuple[list[Any], dict[Place, Block]]:
+) -> tuple[list[Any], dict[BlockPlace, Block]]:
     """Run a graph's program on operands: its outputs, and the Jacobian block of every pair.
 
     Args:
@@ -138,7 +138,7 @@ def accumulate(
     return outputs, blocks_by_place(graph, rows)
 
 
-def blocks_by_place(graph: Graph, rows: Edges) -> dict[Place, Block]:
+def blocks_by_place(graph: Graph, rows: Edges) -> dict[BlockPlace, Block]:
     """The block of every pair of a target and an input, from the edges that are left."""
     return _by_place(graph, rows, without_values)
 
@@ -153,7 +153,7 @@ def local_edges(graph: Graph, values: Mapping[Var, Any]) -> Edges:
     return graph.collect(_local_blocks(graph, values), add)
 
 
-def result_structures(graph: Graph, order: Sequence[OrderStep]) -> dict[Place, Structure]:
+def result_structures(graph: Graph, order: Sequence[OrderStep]) -> dict[BlockPlace, Structure]:
     """The structure of every block that `accumulate` gives."""
     rows = eliminate(graph, graph.structures, order, STRUCTURES)
     return _by_place(graph, rows, lambda structure: structure)
@@ -177,7 +177,7 @@ def read(atom: Any, values: Mapping[Var, Any]) -> Any:
     return atom.val if isinstance(atom, Literal) else values[atom]
 
 
-def _local_blocks(graph: Graph, values: Mapping[Var, Any]) -> dict[int, dict[Place, Block]]:
+def _local_blocks(graph: Graph, values: Mapping[Var, Any]) -> dict[int, dict[BlockPlace, Block]]:
     blocks = {}
     for vertex, local in graph.partials.items():
         eqn = graph.equation(vertex)
@@ -189,7 +189,7 @@ def _local_blocks(graph: Graph, values: Mapping[Var, Any]) -> dict[int, dict[Pla
 
 def _with_values(
     local: LocalJacobian, operands: Sequence[Any], results: Sequence[Any]
-) -> dict[Place, Block]:
+) -> dict[BlockPlace, Block]:
     found = local.evaluate(operands, results)
     return {
         place: Block(structure, found.get(place, (None,) * len(structure.terms)))
@@ -197,7 +197,7 @@ def _with_values(
     }
 
 
-def _by_place(graph: Graph, rows: Edges, constant: Any) -> dict[Place, Any]:
+def _by_place(graph: Graph, rows: Edges, constant: Any) -> dict[BlockPlace, Any]:
     """Rows by variable as blocks by position; outputs that are inputs are identities."""
     blocks = {}
     for o, out in enumerate(graph.targets):

@@ -19,7 +19,7 @@ from chainrule._jaxpr import ClosedJaxpr, trace
 from chainrule._trees import with_article
 from chainrule.elimination._blocks import Block, entries_of, multiply
 from chainrule.elimination._counting import OperationCounts, count_operations
-from chainrule.elimination._eliminate import Place, accumulate
+from chainrule.elimination._eliminate import BlockPlace, accumulate
 from chainrule.elimination._flatten import flatten
 from chainrule.elimination._graph import Graph, build_graph, check_linear
 from chainrule.elimination._result import StructuredJacobian
@@ -239,7 +239,7 @@ def linearize_traced(traced: Traced, order: Sequence[OrderStep]) -> Linearizatio
 
 
 def arrange(
-    traced: Traced, outputs: Sequence[Any], found: Mapping[Place, Block]
+    traced: Traced, outputs: Sequence[Any], found: Mapping[BlockPlace, Block]
 ) -> tuple[Any, Any, Any]:
     """The value, the auxiliary result and the blocks of a function, in its trees."""
     outputs = [jnp.asarray(value) for value in outputs]

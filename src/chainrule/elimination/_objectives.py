@@ -39,7 +39,7 @@ class _Pricing:
     terms: Callable[[Any], int]
 
 
-class _Algebra:
+class _NumberedEdges:
     """Edges by number, with the cost of an objective."""
 
     def __init__(self, pricing: _Pricing) -> None:
@@ -146,7 +146,7 @@ OBJECTIVES: dict[str, _Pricing] = {
 def as_problem(graph: Graph, objective: Objective) -> tuple[Problem, list[Var]]:
     """The graph in numbers, and the variable of every number."""
     pricing = OBJECTIVES[objective]
-    algebra = _Algebra(pricing)
+    algebra = _NumberedEdges(pricing)
     numbers: dict[Var, int] = {}
     edges = []
     for result, row in pricing.edges(graph).items():

@@ -30,7 +30,7 @@ from chainrule.elimination._counting import (
     kept_product,
     kept_sum,
 )
-from chainrule.elimination._eliminate import Algebra, Elimination
+from chainrule.elimination._eliminate import EdgeAlgebra, Elimination
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._linearize import as_examples, trace_function
 from chainrule.elimination._objectives import (
@@ -212,7 +212,7 @@ def markowitz_order(graph: Graph) -> tuple[int, ...]:
     return tuple(order)
 
 
-_KEPT = Algebra(kept_product, kept_sum, lambda edge: edge.is_zero)
+_KEPT = EdgeAlgebra(kept_product, kept_sum, lambda edge: edge.is_zero)
 
 
 class _GreedyCosts:

@@ -22,7 +22,7 @@ import jax
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, equations_inside, outside_call_of, subprograms
 from chainrule.elimination._arithmetic import plan_product, plan_sum
 from chainrule.elimination._blocks import product_structure, sum_structure
-from chainrule.elimination._eliminate import Algebra, eliminate
+from chainrule.elimination._eliminate import EdgeAlgebra, eliminate
 from chainrule.elimination._graph import Graph
 from chainrule.elimination._rules import real_size
 from chainrule.elimination._rules._elementwise import ELEMENTWISE_RULES
@@ -173,7 +173,7 @@ def elimination_work(graph: Graph, order: tuple[OrderStep, ...]) -> Work:
         total.append(sum_work(first, second))
         return sum_structure(first, second)
 
-    algebra = Algebra(multiply, add, lambda structure: structure.is_zero)
+    algebra = EdgeAlgebra(multiply, add, lambda structure: structure.is_zero)
     eliminate(graph, graph.structures, order, algebra)
     return sum(total, Work())
 

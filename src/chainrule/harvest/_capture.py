@@ -44,7 +44,7 @@ from chainrule.harvest._sow import (
     Mode,
     Reduce,
     Sowing,
-    Watch,
+    SowWatch,
     current_watch,
     is_sow,
     sowing_of,
@@ -75,7 +75,7 @@ def stage(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    watch: Watch | None = None,
+    watch: SowWatch | None = None,
 ) -> StagedFunction:
     """Trace a function under a watch, beside those that are set already.
 
@@ -91,7 +91,7 @@ def stage(
         return arrays
 
     # With jit disabled JAX would unroll loops, and the same program would have other intermediates.
-    with capture_context(current_watch() | (watch or Watch())), jax.disable_jit(False):
+    with capture_context(current_watch() | (watch or SowWatch())), jax.disable_jit(False):
         program = trace_avals(flat, [aval_of(operand) for operand in operands])
 
     return StagedFunction(program, list(operands), result[0].join)
@@ -119,18 +119,20 @@ def stage_capture(
     return traced
 
 
-def _trace_kept(trace: Callable[[Watch], StagedFunction], tag: str) -> tuple[StagedFunction, Watch]:
+def _trace_kept(
+    trace: Callable[[SowWatch], StagedFunction], tag: str
+) -> tuple[StagedFunction, SowWatch]:
     """Trace with all sows of a tag kept, if JAX can.
 
     A sow whose cotangent is a symbolic zero keeps what led to it in the program that JAX transposes. Without
     the sow JAX drops it there. It may be a `while_loop`, which has no transpose, or a `scan`, whose transpose
     raises for stacked outputs with symbolic zeros. Then these sows go without cotangents.
     """
-    watch = Watch(kept=frozenset({tag}))
+    watch = SowWatch(kept=frozenset({tag}))
     try:
         return trace(watch), watch
     except Exception as error:
-        pruned = watch | Watch(pruned=frozenset({tag}))
+        pruned = watch | SowWatch(pruned=frozenset({tag}))
         with contextlib.suppress(Exception):
             traced = trace(pruned)
             _log.info("Sows that no result depends on stay without cotangents: %s", error)
@@ -143,11 +145,11 @@ _Frozen = tuple[str, str, int]
 
 
 def _thaw(
-    trace: Callable[[Watch], StagedFunction],
+    trace: Callable[[SowWatch], StagedFunction],
     traced: StagedFunction,
-    watch: Watch,
+    watch: SowWatch,
     wanted: list[_Frozen],
-) -> tuple[StagedFunction, Watch]:
+) -> tuple[StagedFunction, SowWatch]:
     """Trace again with as many sows thawed as possible.
 
     A program may have no derivative with respect to a leaf that was frozen: the leaf enters a
@@ -155,7 +157,7 @@ def _thaw(
     and with any exception, and the leaf stays frozen. The function itself is not to blame: it was traced
     before without an error. Halving the list finds the sows to leave out in a few attempts.
     """
-    wider = watch | Watch(thawed=frozenset(wanted))
+    wider = watch | SowWatch(thawed=frozenset(wanted))
     try:
         return trace(wider), wider
     except Exception as error:

@@ -120,7 +120,7 @@ _NOTHING = Static(None)
 
 
 @dataclass(frozen=True)
-class Watch:
+class SowWatch:
     """What the captures around the code that is traced now want of its sows.
 
     Attributes:
@@ -137,8 +137,8 @@ class Watch:
     thawed: frozenset[tuple[str, str, int]] = frozenset()
     pruned: frozenset[str] = frozenset()
 
-    def __or__(self, other: Watch) -> Watch:
-        return Watch(
+    def __or__(self, other: SowWatch) -> SowWatch:
+        return SowWatch(
             self.kept | other.kept,
             self.placed | other.placed,
             self.spread | other.spread,
@@ -147,10 +147,10 @@ class Watch:
         )
 
 
-_NO_WATCH = Watch()
+_NO_WATCH = SowWatch()
 
 
-def current_watch() -> Watch:
+def current_watch() -> SowWatch:
     """The watch around the code that is traced now."""
     return capture_context.value or _NO_WATCH
 

@@ -29,7 +29,7 @@ from chainrule.harvest._capture import (
     sowings,
     stage,
 )
-from chainrule.harvest._sow import Sowing, Watch, is_sow, sowing_of
+from chainrule.harvest._sow import Sowing, SowWatch, is_sow, sowing_of
 
 
 def plant(
@@ -73,11 +73,11 @@ def plant(
     planted = dict(values)
 
     def rewrite(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        traced = stage(function, args, kwargs, Watch(placed=frozenset({tag})))
+        traced = stage(function, args, kwargs, SowWatch(placed=frozenset({tag})))
         _check_known(planted, traced.program, tag)
         spread = _differ_by_example(traced.program, tag, planted)
         if spread:
-            watch = Watch(placed=frozenset({tag}), spread=spread)
+            watch = SowWatch(placed=frozenset({tag}), spread=spread)
             traced = stage(function, args, kwargs, watch)
         return traced.rebuild(_substitute(traced, tag, planted, _replace))
 
@@ -128,7 +128,7 @@ def grad_wrt(
     def rewrite(
         function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        traced = stage(function, args, kwargs, Watch(placed=frozenset({tag})))
+        traced = stage(function, args, kwargs, SowWatch(placed=frozenset({tag})))
         _check_known(wanted, traced.program, tag)
         shapes = _sown_shapes(traced, tag, wanted)
         # The gradient by δ at δ = 0 is the cotangent of the sown value in JAX's convention: for complex

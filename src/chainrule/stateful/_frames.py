@@ -318,7 +318,7 @@ def structure_edited(what: str) -> TrackingError:
     )
 
 
-class Watch:
+class StructureWatch:
     """Tells whether the structure of some nodes has changed since the watch began.
 
     A node refers to its watches weakly, so a model holds on to no jitted function that it was used with.

@@ -47,7 +47,7 @@ from chainrule.stateful._call import (
 from chainrule.stateful._frames import (
     MissingState,
     StateMissingError,
-    Watch,
+    StructureWatch,
     local,
     make_outside,
     write_all,
@@ -330,7 +330,7 @@ class _Binding:
         self._statics = [weakref.ref(static) for static in inventory.statics]
         held = [static for static in inventory.static_values() if static.is_editable]
         self._editable = [*structure.editable, *held]
-        self._watch = Watch(filter(has_identity, structure.nodes))
+        self._watch = StructureWatch(filter(has_identity, structure.nodes))
         # Edits of containers that are not ours go unnoticed: a binding of such objects serves one call.
         self._watch.is_stale = structure.has_foreign
 

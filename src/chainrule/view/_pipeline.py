@@ -49,7 +49,7 @@ from chainrule.view._graph import (
 from chainrule.view._matrix import matrix
 from chainrule.view._page import cell, page
 from chainrule.view._picture import Box, Drawing, Picture
-from chainrule.view._runs import RESULT, Place, Reads, ReadValues, called, measure_parts
+from chainrule.view._runs import RESULT, ReadPlace, Reads, ReadValues, called, measure_parts
 
 _MOST_BOXES = 15  # of parts; more are drawn as a matrix
 _MOST_LINES = 60
@@ -413,7 +413,7 @@ def _argument_of_leaves(fun: Callable[..., Any], args: Sequence[Any]) -> list[st
 _PLACE = re.compile(r"(\[\d+\])?")  # of an argument of a callable, which has no name
 
 
-def _flow_names(division: Division, args: Sequence[Any]) -> dict[Place, str]:
+def _flow_names(division: Division, args: Sequence[Any]) -> dict[ReadPlace, str]:
     """What the arrays on the links are called: as they were sown, or as the components around call them."""
     jaxpr = division.program.jaxpr
     leaves = [path for arg in args for path, _ in jax.tree_util.tree_leaves_with_path(arg)]
@@ -421,7 +421,7 @@ def _flow_names(division: Division, args: Sequence[Any]) -> dict[Place, str]:
     made = dict(zip(jaxpr.invars, paths, strict=True))
     for section in division.sections:
         made |= dict(_paths_of(section, "results"))
-    places: dict[Place, str] = {
+    places: dict[ReadPlace, str] = {
         (v, RESULT): "" for v in jaxpr.outvars if not isinstance(v, Constant)
     }
     for number, section in enumerate(division.sections):

@@ -15,9 +15,9 @@ from chainrule.harvest import save_intermediates, sow
 from chainrule.view._division import Division, Section, function_of
 
 RESULT = "result"
-Place = tuple[Var, int | str]
+ReadPlace = tuple[Var, int | str]
 """A variable of the whole program, and the part that reads it, or `"result"`."""
-ReadValues = Mapping[Place, Mapping[str, Any]]
+ReadValues = Mapping[ReadPlace, Mapping[str, Any]]
 """`primal` and perhaps `cotangent` of a variable where it is read."""
 
 _TAG = "chainrule.view"
@@ -33,10 +33,10 @@ class Reads:
         made = {*division.program.jaxpr.invars, *(v for jaxpr in inner for v in jaxpr.outvars)}
         results = [v for v in division.program.jaxpr.outvars if not isinstance(v, Constant)]
         places = [(var, k) for k, jaxpr in enumerate(inner) for var in jaxpr.invars]
-        reads: list[Place] = [*places, *((v, RESULT) for v in results if v in made)]
+        reads: list[ReadPlace] = [*places, *((v, RESULT) for v in results if v in made)]
         self._names = {place: str(k) for k, place in enumerate(dict.fromkeys(reads))}
 
-    def run(self, operands: Sequence[Any]) -> dict[Place, Mapping[str, Any]]:
+    def run(self, operands: Sequence[Any]) -> dict[ReadPlace, Mapping[str, Any]]:
         """What is read at every place, and what comes back there."""
         arrays = [jnp.asarray(operand) for operand in operands]
         floats = [k for k, a in enumerate(arrays) if jnp.issubdtype(a.dtype, jnp.inexact)]

@@ -22,7 +22,7 @@ from chainrule._jaxpr import Dependence
 from chainrule._lru_cache import LRUCache
 from chainrule._patterns import Pattern
 from chainrule.elimination._blocks import Block
-from chainrule.elimination._eliminate import Place
+from chainrule.elimination._eliminate import BlockPlace
 from chainrule.elimination._planning._prices import Way, is_backwards
 from chainrule.elimination._structure import (
     Axis,
@@ -56,7 +56,7 @@ class Compression:
 
     results: Mapping[int, Any]
     operands: Mapping[int, Any]
-    structures: Mapping[Place, Structure]
+    structures: Mapping[BlockPlace, Structure]
     columns: Colouring
     rows: Colouring
 
@@ -72,7 +72,7 @@ class Compression:
             for position, aval in sides.items()
         }
 
-    def blocks(self, way: Way, products: Mapping[int, Any]) -> dict[Place, Block]:
+    def blocks(self, way: Way, products: Mapping[int, Any]) -> dict[BlockPlace, Block]:
         """The Jacobian from the products, which are by position of the other side."""
         colouring, sides = self._of(way)
         starts = _starts(sides)
@@ -134,7 +134,9 @@ _known: LRUCache[tuple[Any, ...], tuple[Colouring, Colouring]] = LRUCache(32)
 
 
 def _colourings(
-    structures: Mapping[Place, Structure], results: Mapping[int, Any], operands: Mapping[int, Any]
+    structures: Mapping[BlockPlace, Structure],
+    results: Mapping[int, Any],
+    operands: Mapping[int, Any],
 ) -> tuple[Colouring, Colouring]:
     """The colours of the columns and of the rows of a site's Jacobian."""
     key = tuple(structures.items())  # equal structures are the same object
@@ -147,7 +149,9 @@ def _colourings(
 
 
 def _pattern(
-    structures: Mapping[Place, Structure], results: Mapping[int, Any], operands: Mapping[int, Any]
+    structures: Mapping[BlockPlace, Structure],
+    results: Mapping[int, Any],
+    operands: Mapping[int, Any],
 ) -> Pattern:
     first_row, first_column = _starts(results), _starts(operands)
     rows, columns = [np.zeros(0, int)], [np.zeros(0, int)]

@@ -23,7 +23,7 @@ from chainrule._jaxpr import JaxprEqn, Var, bind_equation, enable_x64
 from chainrule.elimination._blocks import Block, add, dense, multiply
 from chainrule.elimination._eliminate import (
     VALUES,
-    Place,
+    BlockPlace,
     blocks_by_place,
     eliminate,
     local_edges,
@@ -47,7 +47,7 @@ def execute(
     operands: Sequence[Any],
     *,
     workers: int | None = None,
-) -> tuple[list[Any], dict[Place, Block]]:
+) -> tuple[list[Any], dict[BlockPlace, Block]]:
     """The outputs of a pipeline's program, and the Jacobian block of every target and input.
 
     Args:
@@ -325,7 +325,7 @@ class _Products:
         assert self._site.products is not None
         return self._site.products.rows(self._primals, cotangents, self._site.operands)
 
-    def jacobian(self) -> dict[Place, Any]:
+    def jacobian(self) -> dict[BlockPlace, Any]:
         """The blocks by (result, operand)."""
         assert self._site.products is not None
         return self._site.products.jacobian(self._primals, self._site.operands, self._site.results)

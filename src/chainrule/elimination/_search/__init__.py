@@ -1,7 +1,7 @@
 """Searching for a cheap elimination order, on the bare graph.
 
 This package does not use JAX: a `Problem` is vertices, edges with a structure number each, and an
-`Algebra` that says which structure a product or a sum of two structures has and what it costs.
+`CostAlgebra` that says which structure a product or a sum of two structures has and what it costs.
 
     _problem          what is searched over, and a lower bound for its cost
     _partial_graph    the graph while vertices are eliminated; interpreted, or compiled by numba
@@ -14,7 +14,7 @@ from chainrule.elimination._search._partial_graph import PartialGraph
 from chainrule.elimination._search._portfolio import FoundOrder, quick_search, search
 from chainrule.elimination._search._problem import (
     ZERO,
-    Algebra,
+    CostAlgebra,
     OrderStep,
     Problem,
     ScalarAlgebra,
@@ -23,7 +23,7 @@ from chainrule.elimination._search._problem import (
 
 __all__ = [
     "ZERO",
-    "Algebra",
+    "CostAlgebra",
     "FoundOrder",
     "OrderStep",
     "PartialGraph",

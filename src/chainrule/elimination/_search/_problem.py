@@ -30,7 +30,7 @@ class OutOfBudgetError(Exception):
         self.partial = tuple(partial)
 
 
-class Algebra(Protocol):
+class CostAlgebra(Protocol):
     """Products and sums of edge structures, which are numbered from 0.
 
     Products and sums must be pure: every answer is remembered.
@@ -79,7 +79,7 @@ class Problem:
     edges: tuple[tuple[int, int, int], ...]
     eliminable: tuple[int, ...]
     kept: frozenset[int]
-    algebra: Algebra
+    algebra: CostAlgebra
     is_scalar: bool = False
 
     @classmethod
