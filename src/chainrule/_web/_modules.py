@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable
 from functools import cache
 from graphlib import TopologicalSorter
-from importlib.abc import Traversable
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 _KINDS = ("css", "html", "js", "svg")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+\.js)";\n', re.MULTILINE)
