@@ -417,6 +417,20 @@ def test_a_full_server_gets_fewer_calls_and_the_others_more(farm, tmp_path):
     large.kill()
 
 
+@pytest.mark.parametrize("idempotent", [False, "key"])
+def test_the_limits_of_a_token_are_waited_for(farm, tmp_path, idempotent):
+    """Both servers together let fewer calls through than the handle wants to make."""
+    token = "a-token-of-some-length"
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"bob {token} rate=20\n")
+    servers = [farm.start(token_file=str(tokens)) for _ in range(2)]
+    with over(servers, token=token, idempotent=idempotent) as component:
+        for k in range(60):
+            assert component.apply({"x": [float(k)]})["y"] == k**2
+    for server in servers:
+        server.kill()
+
+
 class Gateway(http.server.ThreadingHTTPServer):
     """Passes requests on to a server, with switches for what gateways do."""
 

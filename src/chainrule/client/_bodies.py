@@ -119,7 +119,7 @@ def dialect_of(document: Mapping[str, Any]) -> Dialect:
 
 # Members of enumerations take long to look up.
 _OK = HTTPStatus.OK.value
-_TURNED_AWAY = (HTTPStatus.SERVICE_UNAVAILABLE.value, HTTPStatus.TOO_MANY_REQUESTS.value)
+TURNED_AWAY = (HTTPStatus.SERVICE_UNAVAILABLE.value, HTTPStatus.TOO_MANY_REQUESTS.value)
 
 _SMALL = 64 << 20  # bytes of parsed text that any answer may take
 _FACTS = (
@@ -175,7 +175,7 @@ class Answer(NamedTuple):
     @property
     def was_turned_away(self) -> bool:
         """Whether the server says that it has done nothing and may do it later."""
-        return self.status in _TURNED_AWAY and self.retry_after_s is not None
+        return self.status in TURNED_AWAY and self.retry_after_s is not None
 
 
 def read_answer(

@@ -6,7 +6,7 @@ callers, so a server may be full, fail for a while, come back as another version
 A server is in one of these states:
 
     up        it is given calls
-    resting   it has turned a call away (503 with `Retry-After`): no calls until that time is over
+    resting   it has turned a call away (503 or 429 with `Retry-After`): no calls until that time is over
     ejected   three calls in a row failed there: no calls until it says that it is ready; at most half of
               those that can be reached are ejected
     down      it cannot be connected to, or is stopping: no calls until it says that it is ready
@@ -43,7 +43,7 @@ from chainrule._errors import (
     TransportError,
 )
 from chainrule._lru_cache import LRUCache
-from chainrule.client._bodies import NATIVE
+from chainrule.client._bodies import NATIVE, TURNED_AWAY
 from chainrule.client._connections import (
     LostConnectionError,
     Origin,
@@ -479,7 +479,7 @@ class ServersTransport(ReplicatedTransport):
                 self._servers.lost(slot, error.message)
             may_have_run = getattr(error, "was_sent", error.code == "job_kept")
             return ServerLostError(error, was_sent=may_have_run, never_began=not may_have_run)
-        if status == 503 and "retry_after_s" in error.details:
+        if status in TURNED_AWAY and "retry_after_s" in error.details:
             if self._dispatcher.turn_away(slot):
                 rest_s = max(error.details["retry_after_s"], _MIN_REST_S)
                 # Handles that were turned away at the same time should not come back at the same time.

@@ -466,11 +466,8 @@ class KeptPasses:
         Raises:
             ForwardPassGoneError: no such pass is known.
         """
-        if (
-            call.endpoint not in DERIVATIVE_ENDPOINTS
-            or call.forward_pass is None
-            or "inputs" in payload
-        ):
+        is_derivative = call.endpoint in DERIVATIVE_ENDPOINTS
+        if not is_derivative or call.forward_pass is None or "inputs" in payload:
             return
         inputs = self._inputs.get(call.forward_pass)
         if inputs is None:
