@@ -341,6 +341,34 @@ def test_constraints_hold_within_a_part_of_a_large_bound():
     assert outside.history[0].violation == pytest.approx(0.97)
 
 
+def test_only_what_is_free_varies():
+    @component(derivatives="finite")
+    def stress(
+        area: Vector, load: Differentiable[Float64] = 10.0
+    ) -> tuple[Differentiable[Float64], Vector]:
+        return area.sum(), load / area
+
+    start = {"area": np.full(3, 4.0)}
+    limit = {"constraints": {"result_1": Bounds(le=4.0)}, "bounds": {"area": (0.5, 10)}}
+    for each in (stress, Component.from_api(stress)):
+        found = minimize(each, start, free=["area"], **limit)
+        assert found.success
+        np.testing.assert_allclose(found.x["area"], 2.5, rtol=1e-6)
+        assert found.x["load"] == 10.0
+        loaded = minimize(each, start | {"load": 20.0}, free=["area"], **limit)
+        np.testing.assert_allclose(loaded.x["area"], 5.0, rtol=1e-6)
+    tree = {"a": np.ones(2), "b": {"c": 3.0, "d": np.float32(2.0)}}
+    found = minimize(lambda p: jnp.sum((p["a"] - p["b"]["c"]) ** 2), tree, free=["a"])
+    np.testing.assert_allclose(found.x["a"], 3.0, rtol=1e-6)
+    assert found.x["b"] == tree["b"]
+    for wrong in ("a", ["a", "b"]):
+        with pytest.raises(InputError, match=r"out of a, b\.c, b\.d; found '[ab]'") as caught:
+            minimize(lambda p: jnp.sum(p["a"] ** 2), tree, free=wrong)
+        assert caught.value.code == "path_unknown"
+    with pytest.raises(InputError, match="nothing to vary"):
+        minimize(lambda p: jnp.sum(p["a"] ** 2), tree, free=[])
+
+
 def test_a_bare_array_has_the_path_x():
     found = minimize(lambda x: jnp.sum((x - 2) ** 2), np.zeros(3), bounds={"x": (None, [1, 2, 3])})
     np.testing.assert_allclose(found.x, [1, 2, 2], atol=1e-6)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Number
@@ -83,6 +83,7 @@ def minimize(
     x0: Any,
     *,
     objective: str | None = None,
+    free: Collection[str] | None = None,
     bounds: BoundsLike = "schema",
     constraints: Constraints = (),
     method: str | None = None,
@@ -100,8 +101,10 @@ def minimize(
 
     Args:
         f: a component, or a function of nested data that JAX can trace (components may be called inside).
-        x0: where to begin. For a component its inputs: the differentiable arrays vary, everything else stays.
+        x0: where to begin. For a component its inputs: the differentiable arrays vary, those that are left to
+            their defaults included, and everything else stays.
         objective: the output of a component that is minimised; needed when it has several.
+        free: paths of the variables, where only some of them shall vary.
         bounds: `"schema"`: those of the component's input schema (a function has none). Otherwise `{path:
             (lower, upper)}` in place of them, or `None`. The path of a bare array is `x`.
         constraints: `{output path: Bounds(le=0)}` of a component, or `[(g, Bounds(ge=0, le=1)), …]` with
@@ -130,7 +133,7 @@ def minimize(
         >>> print(found.success, round(float(found.x["a"]), 4))
         True 1.0
     """
-    variables = variables_of(f, x0, bounds)
+    variables = variables_of(f, x0, bounds, free)
     problem = problem_of(f, objective, constraints)
     name = method or ("SLSQP" if problem.bounds else "L-BFGS-B")
     kind = find_method(name, SCIPY_METHODS, _OTHERS)
@@ -171,6 +174,7 @@ def least_squares(
     x0: Any,
     *,
     residuals: Sequence[str] | None = None,
+    free: Collection[str] | None = None,
     bounds: BoundsLike = "schema",
     method: str = "trf",
     jacobian: Literal["dense", "sparse", "products"] = "dense",
@@ -189,6 +193,7 @@ def least_squares(
         f: a component, or a function that returns its residuals as nested data.
         x0: where to begin, as in `minimize`.
         residuals: the outputs of a component that are residuals; all differentiable ones by default.
+        free: as in `minimize`.
         bounds: as in `minimize`.
         method: `"trf"`, `"dogbox"` or `"lm"` of scipy, or `"optimistix.LevenbergMarquardt"` and the like.
         jacobian: how scipy gets it: `"dense"`, `"sparse"` (both whole) or `"products"` (never whole, one JVP
@@ -219,7 +224,7 @@ def least_squares(
             f"Expected jacobian='dense', 'sparse' or 'products'; found {jacobian!r}.",
             code="bad_option",
         )
-    variables = variables_of(f, x0, bounds)
+    variables = variables_of(f, x0, bounds, free)
     of_tree = residuals_of(f, residuals)
     kind = find_method(method, LEAST_SQUARES_METHODS, {"optimistix": Method()})
     check_method(method, kind, has_bounds=variables.has_bounds, has_constraints=False)

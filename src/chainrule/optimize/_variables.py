@@ -7,7 +7,7 @@ order of its schema; everything else stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -106,8 +106,16 @@ def refuse_tracers(values: Any) -> None:
         )
 
 
-def variables_of(function: Any, x0: Any, bounds: BoundsLike) -> Variables:
+def variables_of(
+    function: Any, x0: Any, bounds: BoundsLike, free: Collection[str] | None
+) -> Variables:
     """The variables of a component or a function at a starting point.
+
+    Args:
+        function: the component or function.
+        x0: the point.
+        bounds: as in `minimize`.
+        free: paths of the variables among the leaves; `None` for all of them.
 
     Raises:
         InputError: nothing can vary, a variable is not a floating-point number or not finite (`bad_start`),
@@ -116,6 +124,8 @@ def variables_of(function: Any, x0: Any, bounds: BoundsLike) -> Variables:
     refuse_tracers(x0)
     of_kind = _of_component if is_component(function) else _of_function
     leaves, arrays, rebuild = of_kind(function, x0)
+    if free is not None:
+        leaves, arrays, rebuild = _only_free(leaves, arrays, rebuild, free)
     if not any(leaf.size for leaf in leaves):
         raise InputError("There is nothing to vary: the start has no elements.", code="bad_start")
     for leaf, array in zip(leaves, arrays, strict=True):
@@ -164,6 +174,32 @@ def _of_function(function: Any, x0: Any) -> tuple[tuple[Leaf, ...], list[Any], C
         leaves.append(Leaf(path, array.shape, array.dtype.name))
         arrays.append(array)
     return tuple(leaves), arrays, lambda parts: jax.tree.unflatten(structure, parts)
+
+
+def _only_free(
+    leaves: Sequence[Leaf],
+    arrays: Sequence[Any],
+    rebuild: Callable[..., Any],
+    free: Collection[str],
+) -> tuple[tuple[Leaf, ...], list[Any], Callable[..., Any]]:
+    """The same with some leaves; the others stay as they are."""
+    paths = [leaf.path for leaf in leaves]
+    wrong = [free] if isinstance(free, str) else [path for path in free if path not in paths]
+    if wrong:
+        raise InputError(
+            f"Expected free as a list of the paths that vary, out of {', '.join(paths)}; found {wrong[0]!r}.",
+            code="path_unknown",
+            path=str(wrong[0]),
+        )
+    places = [place for place, path in enumerate(paths) if path in free]
+
+    def rebuilt(parts: Sequence[Any]) -> Any:
+        whole = list(arrays)
+        for place, part in zip(places, parts, strict=True):
+            whole[place] = part
+        return rebuild(whole)
+
+    return tuple(leaves[p] for p in places), [arrays[p] for p in places], rebuilt
 
 
 def _segment(key: Any) -> Segment:
