@@ -193,8 +193,9 @@ _TIMEOUT_RESPONSE = _refusal("408 Request Timeout")
 _HEAD_TOO_LARGE_RESPONSE = _refusal("431 Request Header Fields Too Large")
 # Far above what callers and proxies send; it is kept in memory, and put together piece by piece.
 _MAX_HEAD_BYTES = 1 << 16
-# What uvicorn is given at a time of what may hold several requests: it keeps all that it is given.
-_PIECE = 1 << 13
+# What uvicorn is given at a time of what may hold several requests: it keeps all that it is given. More of a
+# body in chunks, of which only the end may be followed by others.
+_PIECE, _CHUNKED_PIECE = 1 << 13, 1 << 15
 # How much of requests to come is kept while one is under way; more waits in the socket.
 _MAX_HELD_BYTES = 1 << 16
 # Bytes of a write that waits for others, and how many wait.
@@ -472,10 +473,11 @@ class Connection(asyncio.Protocol):
             return 0
         if self._body_bytes:
             return self._body_bytes
-        request = self._request
+        if self._request is None:
+            return _PIECE
         # A body in chunks ends where uvicorn says so, which is when the application reads it.
-        is_between = request is None or (request.body_bytes is None and not request.has_come)
-        return _PIECE if is_between else 0
+        is_open = self._request.body_bytes is None and not self._request.has_come
+        return _CHUNKED_PIECE if is_open else 0
 
     def _on_step(self) -> None:
         self._next_step = None
@@ -484,7 +486,8 @@ class Connection(asyncio.Protocol):
 
     def _hand_on_held(self) -> None:
         while self._held and (room := self._room) and not self._transport.is_closing():
-            piece = bytes(self._held[:room])
+            with memoryview(self._held) as held:
+                piece = bytes(held[:room])
             del self._held[:room]
             self._hand_on(piece)
 
