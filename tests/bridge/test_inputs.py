@@ -490,3 +490,19 @@ def test_keys_that_read_alike_are_refused_where_derivatives_could_mix_them_up():
     with pytest.raises(InputError, match="Two of the inputs") as caught:
         jax.jit(lambda x: f({1: x, "1": x}))(X)
     assert (caught.value.code, caught.value.path) == ("ambiguous_path", "[0].{1}")
+
+
+def test_arrays_of_other_machines_are_read():
+    """NetCDF and FITS files have big-endian numbers, which JAX refuses."""
+    swapped = X.astype(X.dtype.newbyteorder())
+    np.testing.assert_array_equal(scaled(x=swapped)["y"], 2 * X)
+    np.testing.assert_array_equal(jax.jit(lambda y: scaled(x=swapped, y=y)["y"])(X), 2 * X)
+
+
+def test_an_array_that_jax_cannot_read_is_named():
+    masked = np.ma.array(X, mask=[True, False, False])
+    with pytest.raises(
+        InputError, match=r"`x` of .* is a MaskedArray that JAX cannot read"
+    ) as caught:
+        scaled(x=masked)
+    assert (caught.value.code, caught.value.path) == ("not_an_array", "x")

@@ -262,14 +262,23 @@ def _as_operand(target: Target, path: str, leaf: Any) -> jax.Array:
     """An array of any framework as one of JAX.
 
     Raises:
-        InputError: it has a dtype that JAX or NumPy does not have.
+        InputError: it has a dtype that JAX or NumPy does not have, or JAX cannot read it.
     """
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.isnative:
+        leaf = leaf.astype(leaf.dtype.newbyteorder("="))  # JAX has arrays of this machine only
     try:
         array = jnp.asarray(leaf)
     except TypeError as error:
         raise InputError(
             f"`{path}` of {target.name} is an array of {leaf.dtype}, which JAX does not have. Pass "
             "numbers, or text and objects outside of arrays.",
+            code="not_an_array",
+            path=path,
+        ) from error
+    except (ValueError, RuntimeError) as error:
+        # A masked array, or a torch tensor with a gradient: what these libraries say tells what to do.
+        raise InputError(
+            f"`{path}` of {target.name} is a {type(leaf).__name__} that JAX cannot read: {error}",
             code="not_an_array",
             path=path,
         ) from error
