@@ -306,6 +306,34 @@ def test_who_waits_for_a_job_waits_for_the_database_too(
     served.stop()
 
 
+def test_calls_with_keys_wait_for_the_database_too(start_server, postgres, tmp_path, wait_until):
+    """Calls and jobs that meet a server without its database are answered once that is back, and run once."""
+    served = start_server(
+        components=JOB_COMPONENT, workers=1, jobs=postgres.new_schema(), job_lease_s=3
+    )
+    trace = tmp_path / "trace"
+    with Component.from_urls([served.url], idempotent="key", startup_timeout=120) as component:
+        assert component.name
+        submitted = []
+        postgres.stop()
+        try:
+            wait_until(lambda: served.get("/jobs").status == 503)
+            inputs = {"x": [2.0], "trace": str(trace), "label": "once"}
+            call = component.start_call("apply", {"inputs": inputs})
+            thread = threading.Thread(
+                target=lambda: submitted.append(component.submit("apply", {"x": [3.0]}))
+            )
+            thread.start()
+            wait_until(lambda: served.get("/jobs").status == 503)
+        finally:
+            postgres.start()
+        np.testing.assert_array_equal(call.result(120)["y"], [4.0])
+        thread.join()
+        np.testing.assert_array_equal(submitted[0].result(120)["y"], [6.0])
+    assert trace.read_text() == "once\n"
+    served.stop()
+
+
 def test_kill_at_random(start_server, postgres, tmp_path, wait_until):
     """Three servers, one of which is killed in every round; the database is restarted in between."""
     settings = {

@@ -125,8 +125,9 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             retries: how often a call is repeated when it certainly has not run: the connection could not be
                 made or broke while the request was sent, or the server turned it away with `Retry-After`.
             idempotent: `True`: calls may run twice; they are then repeated also when the connection broke
-                later. `"key"`: they are repeated with an `Idempotency-Key`, by which a server of Chainrule
-                knows them: it runs each at most once, as a job, which costs it a write to its disk.
+                later. `"key"`: they may not; they are repeated with an `Idempotency-Key`, by which a server
+                of Chainrule knows them, as long as it has its jobs. Each is a job, which costs the server a
+                write to its disk.
             share_memory: let arrays go through shared memory when the server is on this host.
             verify: how certificates of `https` are checked: a PEM file of authorities to trust, or an
                 `ssl.SSLContext`; `False` trusts any.
@@ -180,11 +181,13 @@ class Component(EndpointMethods, AsyncEndpointMethods):
             timeout: as in `from_url`; a call that is sent to another server has the whole time again.
             retries: as in `from_url`; what certainly has not run goes to another server at once.
             idempotent: as in `from_url`; with `True`, calls whose server is lost are repeated at another
-                one. With `"key"` they are repeated at the same one.
+                one. With `"key"` they are repeated at a server that has the same jobs: the same one, once it
+                is back, or one with the same `--jobs postgresql://…`.
             share_memory: as in `from_url`.
             verify: as in `from_url`.
             max_answer_bytes: as in `from_url`.
-            startup_timeout: seconds that a call waits while no server is up.
+            startup_timeout: seconds that a call waits while no server is up or, with a key, for a server
+                that knows it.
 
         Raises:
             InputError: a URL is not one (`bad_url`), or an option makes no sense (`bad_option`). The first

@@ -216,7 +216,8 @@ _STATUS = {"queued": "waiting", "succeeded": "done"}
 _PAUSE_S = 0.2
 # How long a server that is being restarted is waited for, and a server whose database is.
 _PATIENCE_S = 30.0
-_NO_DATABASE = "jobs_database_unreachable"
+NO_DATABASE = "jobs_database_unreachable"
+"""What a server says of jobs while their database is away."""
 
 
 class ServerJob(Job):
@@ -313,14 +314,14 @@ class ServerJob(Job):
                         show(event.job.fraction, event.job.message or "")
                 _left(deadline)
         except TransportError as error:
-            if not (isinstance(error, LostConnectionError) or error.code == _NO_DATABASE):
+            if not (isinstance(error, LostConnectionError) or error.code == NO_DATABASE):
                 raise
             self._info = self._patiently(lambda: self._server.job(self.id), deadline)
 
     def _answer(self, deadline: float | None) -> Any:
         # Any other error is how the job ended.
         return self._patiently(
-            lambda: self._server.result(self.id, self._accept), deadline, only=_NO_DATABASE
+            lambda: self._server.result(self.id, self._accept), deadline, only=NO_DATABASE
         )
 
     def _patiently(

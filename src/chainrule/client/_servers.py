@@ -69,7 +69,14 @@ from chainrule.client._pool import (
     Slot,
     TwoChoices,
 )
-from chainrule.client._server import JobEvent, JobInfo, JobServer, Server, ServerJob
+from chainrule.client._server import (
+    NO_DATABASE,
+    JobEvent,
+    JobInfo,
+    JobServer,
+    Server,
+    ServerJob,
+)
 from chainrule.client._server_keeping import ServerKeeper, ServerReplica, server_of
 from chainrule.client._transport import Ticket, check_seconds
 
@@ -424,9 +431,9 @@ class ServersTransport(ReplicatedTransport):
                     return self._ask(slot, _asking(ask), ticket)
             ticket.pause(_LOOK_S)
         raise ReplicaLostError(
-            f"{lost.message} {endpoint} may have run. It was not sent again, because within {patience_s:g} s "
-            "no server was up that knows its key. Pass a longer startup_timeout if servers take longer to "
-            "come back, or idempotent=True if calls may run twice.",
+            f"{lost.message} {endpoint} may have run, and no server that knows its key has answered within "
+            f"{patience_s:g} s. Pass a longer startup_timeout if servers take longer to come back, or "
+            "idempotent=True if calls may run twice.",
             code=lost.code,
             details=lost.details,
         ) from lost
@@ -479,6 +486,8 @@ class ServersTransport(ReplicatedTransport):
                 self._servers.lost(slot, error.message)
             may_have_run = getattr(error, "was_sent", error.code == "job_kept")
             return ServerLostError(error, was_sent=may_have_run, never_began=not may_have_run)
+        if error.code == NO_DATABASE:  # it may have stored the job, and not have said so any more
+            return ServerLostError(error, was_sent=True)
         if status in TURNED_AWAY and "retry_after_s" in error.details:
             if self._dispatcher.turn_away(slot):
                 rest_s = max(error.details["retry_after_s"], _MIN_REST_S)
