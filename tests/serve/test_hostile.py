@@ -329,6 +329,20 @@ def test_slow_callers_are_let_go(served, request_bytes):
     assert converse(served, request_bytes).startswith(b"HTTP/1.1 408")
 
 
+def test_a_body_that_is_not_read_has_to_come_in_time(served):
+    head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
+    host, port = served.netloc.split(":")
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
+        connection.sendall(head)
+        answer = connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 404")
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"x")
+            while chunk := connection.recv(65536):
+                answer += chunk
+    assert b"HTTP/1.1 408" in answer
+
+
 @pytest.mark.parametrize(
     ("start", "part"),
     [

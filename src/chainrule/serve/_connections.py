@@ -53,7 +53,7 @@ _WARN_EVERY_S = 60.0
 _GOODBYE_S = 1.0
 
 
-class Holder(Protocol):
+class OpenConnection(Protocol):
     """What is asked of a connection, also of one whose caller has not said anything yet.
 
     Attributes:
@@ -81,7 +81,7 @@ class ConnectionLimit:
     """
 
     def __init__(self, limit: int) -> None:
-        self.connections: set[Holder] = set()
+        self.connections: set[OpenConnection] = set()
         self._limit = limit
         self._spare = spare_of(limit)
         self._warned_at: dict[str, float] = {}
@@ -131,7 +131,7 @@ def spare_of(limit: int) -> int:
     return max(16, limit // 16)
 
 
-def longest_waiting(connections: Iterable[Holder], count: int) -> list[Holder]:
+def longest_waiting(connections: Iterable[OpenConnection], count: int) -> list[OpenConnection]:
     """Those to close first: they have the most newer ones of their address, or else have waited longest.
 
     By a clock that goes on while a loop works: by that of the loop, all that are accepted in one turn of it
@@ -223,28 +223,31 @@ class RequestLimit:
             await self._app(scope, receive, send)
             return
         connection: Connection = scope["state"][_CONNECTION]
-        request = Request(scope, receive, connection)
+        request = RunningRequest(scope, receive)
         connection.begin(request)
         app = self._app
         if self._limit.is_full(self._running) and not is_probe(scope):
             app = turn_away
         elif request.is_upgrade:
-            app, send = _last_request(app, request), _closing(send)
+            # The parser takes what follows for another protocol, and reads no more requests. A body would be
+            # lost, and what comes later of it be read as the next request: it is refused. Without a body the
+            # wish is ignored.
+            app = app if request.has_come else _refuse_upgrade
+            send = _closing(send)
         self._running += 1
         try:
             await app(scope, request.receive, send)
         finally:
             self._running -= 1
-            connection.end()
+            connection.end(request)
 
 
-class Request:
+class RunningRequest:
     """One request as its connection sees it.
 
     Args:
         scope: of the request.
         receive: brings its body.
-        connection: on which it came.
 
     Attributes:
         body_bytes: the length of its body as it is declared; `None` for a body in chunks.
@@ -252,10 +255,9 @@ class Request:
         has_come: its body is complete.
     """
 
-    def __init__(self, scope: Any, receive: Any, connection: Connection) -> None:
+    def __init__(self, scope: Any, receive: Any) -> None:
         self._scope = scope
         self._receive = receive
-        self._connection = connection
         self.body_bytes: int | None = 0
         self.is_upgrade = scope["method"] == "CONNECT"
         for name, value in scope["headers"]:
@@ -286,15 +288,6 @@ class UpgradeError(ChainruleError):
     default_code = "bad_upgrade"
     http_status = 400
     exit_code = 2
-
-
-def _last_request(app: Any, request: Request) -> Any:
-    """What answers a request that asks for another protocol, with which the parser stops reading requests.
-
-    It takes what follows for that protocol. So a body would be lost, and what comes later of it be read as
-    the next request: it is refused. Without a body the wish is ignored.
-    """
-    return app if request.has_come else _refuse_upgrade
 
 
 async def _refuse_upgrade(scope: Any, receive: Any, send: Any) -> None:
@@ -422,7 +415,7 @@ class Connection(asyncio.Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
         self._waits_since = 0.0
-        self._request: Request | None = None
+        self._request: RunningRequest | None = None
         self._held = bytearray()  # what uvicorn has not been given
         self._next_step: asyncio.Handle | None = None  # nothing is handed on before it
         self._head_bytes = 0
@@ -492,6 +485,8 @@ class Connection(asyncio.Protocol):
             self._hand_on(piece)
 
     def _hand_on(self, data: bytes) -> None:
+        if self._request is None and self._head_timer is None:
+            self._expect_head()
         if self._body_bytes:
             self._body_bytes -= len(data)
             self._http.data_received(data)
@@ -501,8 +496,6 @@ class Connection(asyncio.Protocol):
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._end_with(_HEAD_TOO_LARGE_RESPONSE)
                 return
-            if self._head_timer is None:
-                self._expect_head()
         # The order: uvicorn makes the task of a request when it is given the end of its headers, so that
         # `begin` comes before the next piece.
         self._http.data_received(data)
@@ -514,21 +507,23 @@ class Connection(asyncio.Protocol):
 
     # What is answered
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: RunningRequest) -> None:
         """The headers of a request are complete, and the application is about to answer it."""
         self._request = request
         self._head_bytes = 0
         self._body_bytes = request.body_bytes or 0
         self._forget_head()
 
-    def end(self) -> None:
-        """The request is answered. If its body was not read, uvicorn drops what comes of it."""
-        if self._request is not None and self._request.has_come:
+    def end(self, request: RunningRequest) -> None:
+        """A request is answered. If its body was not read, uvicorn drops what comes of it."""
+        if request is not self._request:
+            return  # uvicorn has begun the next one, of the same piece, with the end of this answer
+        if request.has_come:
             self._body_bytes = 0
         self._request = None
         self._waits_since = time.monotonic()
-        if self._held:
-            self._wait_for_step()
+        # uvloop hands on what comes before it runs the task of the next request.
+        self._wait_for_step()
 
     def _expect_head(self) -> None:
         """Expect the headers of a request in time."""
