@@ -344,6 +344,14 @@ def test_without_x64_the_warning_points_to_the_callers_line(transform):
         assert {each.filename for each in caught} == {__file__}
 
 
+def test_the_warning_points_to_the_callers_line_where_jax_traces_the_component_later():
+    jax_component = load_component(HERE / "components" / "jax_component.py")
+    call = jax.jit(lambda x: apply_component(jax_component, {"x": x, "a": 1.0}, inline=False)["s"])
+    with jax.enable_x64(False), pytest.warns(PrecisionWarning) as caught:
+        call(np.ones(3, "float32"))
+    assert {each.filename for each in caught} == {__file__}
+
+
 def test_shapes_may_be_given_as_an_array():
     f = from_callable(lambda x: x[:2], abstract=np.zeros(2))
     np.testing.assert_array_equal(jax.jit(f)(X), X[:2])

@@ -208,12 +208,12 @@ def warn_if_narrowed(name: str, dtypes: Mapping[str, np.dtype[Any]]) -> None:
 
 
 def _callers_level() -> int:
-    """The `stacklevel`, in the caller of this function, of the code that called this library."""
+    """The `stacklevel`, in the caller of this function, of the code that called this library or JAX."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and _is_ours(frame.f_globals):
+    while frame.f_back is not None and _is_of_library(frame.f_globals):
         frame, level = frame.f_back, level + 1
     return level
 
 
-def _is_ours(names: Mapping[str, Any]) -> bool:
-    return names.get("__name__", "").partition(".")[0] == __package__.partition(".")[0]
+def _is_of_library(names: Mapping[str, Any]) -> bool:
+    return names.get("__name__", "").partition(".")[0] in ("chainrule", "jax")
