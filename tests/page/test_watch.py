@@ -33,7 +33,7 @@ def test_a_saved_run_is_stepped_through(look, tmp_path, width, scheme):
     page = look(w.save(tmp_path / "run.html").as_uri(), width, scheme)
     assert is_within(page)
     assert page.locator("h1").inner_text() == "A board"
-    page.get_by_text("The cost is nan at step 7, the first value that is not finite.").wait_for()
+    page.get_by_text("The cost is NaN at step 7, the first value that is not finite.").wait_for()
     assert "1 not finite" in page.get_by_label("fields at this step").inner_text()
     slider = page.get_by_role("slider", name="step")
     assert slider.get_attribute("aria-valuetext") == "step 19"
@@ -42,7 +42,7 @@ def test_a_saved_run_is_stepped_through(look, tmp_path, width, scheme):
     assert "step 0 of 19 · cost 100" in lead.inner_text()
     for _ in range(7):
         slider.press("ArrowRight")
-    assert "cost nan" in lead.inner_text()
+    assert "cost NaN" in lead.inner_text()
     cost = page.get_by_role("img", name="cost over the steps")
     box = cost.bounding_box()
     cost.click(position={"x": box["width"] * 0.97, "y": box["height"] / 2})
@@ -71,3 +71,36 @@ def test_a_live_page_follows_the_run_and_outlives_it(look):
     page.get_by_text("finished").wait_for()
     slider.press("Home")
     assert "step 0" in lead.inner_text()
+
+
+def test_curves_of_different_sizes_have_axes_of_their_own(look, tmp_path):
+    w = chainrule.watch("Sizes")
+    for k in range(20):
+        norms = {"late": 0.0 if k < 3 else 1000 * 0.8**k, "small": 0.5 * 0.9**k, "none": 0.0}
+        w(k, cost=-1.0 / (k + 1), gradients=norms, inputs=np.array([2e11 - 1e9 * k, 0.3, 0.5]))
+    page = look(w.save(tmp_path / "run.html").as_uri())
+    titles = page.get_by_label("inputs").locator("h2").all_inner_texts()
+    assert titles == ["inputs[0]", "inputs[1], inputs[2]"]
+    norms = page.get_by_role("img", name="norms of gradients over the steps")
+    assert (
+        "100" in norms.locator(".tick").all_text_contents()
+    )  # powers of ten, although norms are 0
+    assert norms.locator("path.series-1").bounding_box()["height"] > 10
+    legend = page.locator("figure", has=norms).locator(".legend").inner_text()
+    assert "none\n0" in legend
+
+
+def test_fields_without_a_finite_value_have_no_limits(look, tmp_path):
+    w = chainrule.watch("Nothing")
+    for k in range(3):
+        w(
+            k,
+            cost=float("inf"),
+            fields={"image": np.full((4, 4), np.nan), "line": np.full(9, np.nan)},
+        )
+    page = look(w.save(tmp_path / "run.html").as_uri())
+    page.get_by_text("The cost is infinite at step 0").wait_for()
+    fields = page.get_by_label("fields at this step")
+    assert fields.locator(".colour-bar").count() == 0
+    assert "no finite value · 16 not finite" in fields.inner_text()
+    assert "nan" not in page.locator("main").last.inner_text().lower()

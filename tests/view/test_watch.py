@@ -97,7 +97,7 @@ def test_a_saved_run_is_one_file(tmp_path):
     (frame,) = data["frames"]
     assert (frame["cost"], frame["gradients"]) == ("nan", {"g": "inf"})
     np.testing.assert_array_equal(decode_array(frame["fields"]["f"]), [[np.nan, 1.0]])
-    assert data["firstOdd"] == {"name": "The cost", "value": "nan", "step": 0}
+    assert data["firstOdd"] == {"name": "The cost", "value": "NaN", "step": 0}
     assert data_of(unescape(w._repr_html_())) == data
     with pytest.raises(InputError) as caught:
         w.save(tmp_path / "run.png")

@@ -163,7 +163,7 @@ export function parseText(text, dtype) {
   return fromNested(kept.length === 1 ? kept[0] : kept, dtype);
 }
 
-/** A number as people write it, `nan` and `inf` included. */
+/** A number as people write it, `NaN` and `inf` included. */
 export function toNumber(text) {
   const word = String(text).trim().toLowerCase();
   if (/^[+-]?inf(inity)?$/.test(word)) return word.startsWith("-") ? -Infinity : Infinity;
@@ -213,7 +213,7 @@ export function writeNpy({ shape, dtype, data }) {
 /** Few digits for people. */
 export function formatNumber(value, digits = 5) {
   if (typeof value !== "number") return String(value).replace(/^-(?=\d)/, "−");
-  if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "−inf";
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "inf" : "−inf";
   if (value === 0 || (Number.isInteger(value) && Math.abs(value) < 1e6)) return String(value).replace("-", "−");
   const size = Math.abs(value);
   const text = size >= 1e5 || size < 1e-3 ? value.toExponential(digits - 1) : String(Number(value.toPrecision(digits)));

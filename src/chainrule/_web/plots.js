@@ -103,7 +103,7 @@ const WIDTH = 340, HEIGHT = 168, LEFT = 56, RIGHT = 12, TOP = 8, BOTTOM = 36;
  * hears which values the user selects.
  */
 export function curve(values, { label = "", xLabel = "index", limits = statistics(values), isLog = false, first = 0, onZoom = null } = {}) {
-  const { low, high } = limits;
+  const { low, high } = limits.low <= limits.high ? limits : { low: 0, high: 1 }; // no value is finite
   const onAxis = isLog && low > 0 ? (value) => Math.log10(Number(value)) : Number;
   const [least, most] = [onAxis(low), onAxis(high)];
   const pad = isFlat({ low: least, high: most }) ? Math.abs(most) * 0.1 || 1 : 0.06 * (most - least);
@@ -224,7 +224,8 @@ export function image(values, rows, columns, { label = "", limits = statistics(v
   const zoom = (sides, heights) => onZoom(part(heights, rows, origin[0]), part(sides, columns, origin[1]));
   const picture = inProportion(canvas, rows, columns, onZoom && zoom);
   const note = down * across > 1 ? h("p", { class: "muted small" }, `Each pixel is the mean of ${down} × ${across} values.`) : null;
-  return h("figure", {}, h("div", { class: "image-row" }, picture, colourBar(scale)), note, readout);
+  const bar = limits.low <= limits.high ? colourBar(scale) : null; // some value is finite
+  return h("figure", {}, h("div", { class: "image-row" }, picture, bar), note, readout);
 }
 
 /** A picture of rows × columns × 3 or 4 channels, each from 0 to `full`. */

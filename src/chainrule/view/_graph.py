@@ -180,7 +180,7 @@ def _short(number: float) -> str:
 
 def number_text(value: float | None) -> str:
     """Three digits; nothing for nothing."""
-    return "" if value is None else f"{value:.3g}"
+    return "" if value is None else f"{value:.3g}".replace("nan", "NaN")
 
 
 _VALUES = ("#c7d2fe", "#a5b4fc", "#818cf8", "#6366f1", "#3730a3")

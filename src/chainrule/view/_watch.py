@@ -368,7 +368,8 @@ def _odd_value(frame: WatchFrame) -> dict[str, Any] | None:
     norms = ((f"The gradient of {name}", norm) for name, norm in frame.gradients.items())
     for name, value in (("The cost", frame.cost), *norms):
         if value is not None and not math.isfinite(value):
-            return {"name": name, "value": str(value), "step": frame.step}
+            said = "NaN" if math.isnan(value) else "infinite"
+            return {"name": name, "value": said, "step": frame.step}
     return None
 
 

@@ -112,10 +112,15 @@ class Run {
     this.variables.replaceChildren();
     plot(this.curves, "cost", [{ name: "cost", values: costs }], { isLog });
     const norms = namesOf(frames, "gradients").map((name) => ({ name, values: frames.map((frame) => frame.gradients[name] ?? null) }));
-    plot(this.curves, "norms of gradients", norms, { isLog: spansDecades(norms.flatMap(({ values }) => values), 1) });
+    // A norm of 0 has no place on a logarithmic axis; its number stands below.
+    const positive = norms.flatMap(({ values }) => values).filter((value) => value !== 0);
+    plot(this.curves, "norms of gradients", norms, { isLog: spansDecades(positive, 1) });
     for (const name of namesOf(frames, "inputs")) {
       const size = Math.max(...frames.map((frame) => frame.inputs[name]?.data.length ?? 0));
-      if (size <= FEW) plot(this.variables, name, elementsOf(frames, name, size));
+      if (size > FEW) continue;
+      for (const elements of bySize(elementsOf(frames, name, size))) {
+        plot(this.variables, elements.length === size ? name : elements.map((each) => name + each.name).join(", "), elements);
+      }
     }
     this.limits = {};
     this.show();
@@ -167,6 +172,20 @@ function elementsOf(frames, name, size) {
     name: size === 1 ? name : `[${i}]`,
     values: frames.map((frame) => frame.inputs[name]?.data[i] ?? null),
   }));
+}
+
+/** Curves that can share an axis: the largest values of those in a group differ by a factor of ten at most. */
+function bySize(series) {
+  const largest = ({ values }) => Math.max(0, ...values.filter((value) => value !== null && Number.isFinite(value)).map(Math.abs));
+  const sizes = new Map(series.map((each) => [each, largest(each)]));
+  const groups = [];
+  for (const each of [...series].sort((a, b) => sizes.get(b) - sizes.get(a))) {
+    const group = groups.at(-1);
+    if (group && (sizes.get(each) === 0 || sizes.get(group[0]) <= 10 * sizes.get(each))) group.push(each);
+    else groups.push([each]);
+  }
+  const inOrder = groups.map((group) => series.filter((each) => group.includes(each)));
+  return inOrder.sort((a, b) => series.indexOf(a[0]) - series.indexOf(b[0]));
 }
 
 function spansDecades(values, decadesWide = 2) {
