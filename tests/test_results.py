@@ -106,3 +106,15 @@ def test_a_png_is_what_it_says():
     assert pixels.shape == (3, 4, 3)
     brightness = pixels.sum(axis=2).ravel()
     assert brightness[-1] > brightness[0]  # dark is low, light is high
+
+
+def test_empty_containers_and_abstract_arrays_are_lines():
+    result = Result({"found": [], "more": {}, "y": {"shape": [3, 4], "dtype": "float64"}, "n": 1})
+    assert [line.split() for line in str(result).splitlines()] == [
+        ["found", "list", "[]"],
+        ["more", "dict", "{}"],
+        ["y", "f64[3,4]"],
+        ["n", "int", "1"],
+    ]
+    named = Result({"plot": {"shape": "circle", "dtype": 3}})
+    assert "plot.shape" in str(named)

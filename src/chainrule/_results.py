@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from chainrule._describe import describe_array
+from chainrule._describe import describe_array, describe_type
 from chainrule._paths import join_path, path_to_pattern
 from chainrule._tables import Html, html_table
 from chainrule._trees import is_arraylike, iterate_leaves
@@ -72,7 +72,7 @@ class Result(dict[str, Any]):
         """The leaves, in the order of the dictionary."""
         units = {} if self._units is None else self._units()
         found = []
-        for segments, value in iterate_leaves(dict(self)):
+        for segments, value in iterate_leaves(dict(self), _is_one_line):
             # Keys of derivatives are paths themselves: `section.height`, not `{section.height}`.
             path = ".".join(f"[{s}]" if isinstance(s, int) else str(s) for s in segments)
             own = units.get(path_to_pattern(join_path(*segments)), "")
@@ -121,12 +121,26 @@ def _register_with_jax() -> None:
     )
 
 
+def _is_one_line(node: Any) -> bool:
+    """Whether a container is shown by itself: an empty one, or the shape and dtype of an array."""
+    return isinstance(node, dict | list | tuple) and (not node or _is_abstract(node))
+
+
+def _is_abstract(node: Any) -> bool:
+    is_pair = isinstance(node, dict) and node.keys() == {"shape", "dtype"}
+    return is_pair and isinstance(node["shape"], list | tuple)
+
+
 def _type_of(value: Any) -> str:
+    if _is_abstract(value):
+        return describe_type(tuple(value["shape"]), value["dtype"])
     return describe_array(value) if is_arraylike(value) else type(value).__name__
 
 
 def _text(value: Any) -> str:
     """The value, or what can be said of it in a line."""
+    if _is_abstract(value):
+        return ""
     if not is_arraylike(value):
         text = value if isinstance(value, str) else _number(value)
         return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -89,6 +89,9 @@ def test_jobs_and_logs(url, component, folder, capsys):
     assert "working on it" in (folder / "workers.log").read_text()
     code, out, _ = run(capsys, "job", "list", url, "--json", "--limit", "2")
     assert [entry["id"] for entry in json.loads(out)] == [failing.id, job.id]
+    shown = run(capsys, "job", "show", url, failing.id)[1]
+    assert "[component_failed]" in shown
+    assert "{" not in shown
     code, out, _ = run(capsys, "job", "list", url, "--state", "failed")
     assert code == 0
     assert (

@@ -119,6 +119,25 @@ def test_apply_is_a_table_on_a_terminal_and_json_in_a_pipe(component):
     assert json.loads(text)["force"]["data"]["buffer"] == [2.0, 4.0]
 
 
+def test_texts_are_whole_and_only_units_that_exist_have_a_column(tmp_path):
+    said = "converged after " + 12 * "many iterations and " + "one more"
+    (tmp_path / "said.py").write_text(f"""
+from chainrule import component
+
+@component
+def said(x: float) -> dict[str, str]:
+    return {{"text": {said!r}}}
+""")
+    code, text = on_terminal("apply", tmp_path / "said.py", "--set", "x=1.0")
+    assert code == 0
+    assert fits(text)
+    # Cells are broken at words.
+    assert " ".join(plain(text).split()).count("many iterations and") >= 8
+    assert "…" not in text
+    assert "one more" in " ".join(plain(text).split())
+    assert "units" not in text
+
+
 def test_the_verdict_comes_first_and_in_red(component):
     code, text = on_terminal("check-gradients", component)
     assert code == 1

@@ -164,8 +164,12 @@ def _table(answer: Any, component: Any) -> Any:
     if not isinstance(answer, dict):
         return str(answer)
     lines = Result.of(answer, component.output_units).lines()
-    rows = [(line.path, line.type, line.text, line.units) for line in lines]
-    return make_table("", ("", "type", "value", "units"), rows)
+    rows = [
+        (line.path, line.type, line.value if isinstance(line.value, str) else line.text, line.units)
+        for line in lines
+    ]
+    used = 4 if any(line.units for line in lines) else 3
+    return make_table("", ("", "type", "value", "units")[:used], [row[:used] for row in rows])
 
 
 def _config(options: Namespace) -> ComponentConfig:

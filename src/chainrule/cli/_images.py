@@ -502,7 +502,8 @@ def _add_listing(
     def listing(options: Namespace) -> int:
         rows = list(find(find_engine(options.engine)))
         cells = [[row[column] for column in columns] for row in rows]
-        write_result(options, rows, lambda: make_table(title, columns, cells))
+        table = (lambda: make_table(title, columns, cells)) if rows else f"No {title}.\n"
+        write_result(options, rows, table)
         return 0
 
     _add_engine(parser)

@@ -80,9 +80,10 @@ def _show(options: Namespace) -> int:
     """Print the facts of a job, one per line."""
     facts = asdict(open_server(options).job(options.job))
     known = {name: value for name, value in facts.items() if value is not None}
-    width = max(map(len, known))
-    lines = (f"{name:<{width}}  {value}\n" for name, value in known.items())
-    write_result(options, facts, "".join(lines))
+    if "error" in known:
+        known["error"] = "{message}\n[{code}]".format(**known["error"])
+    rows = [(name, str(value)) for name, value in known.items()]
+    write_result(options, facts, lambda: make_table("", ("", ""), rows))
     return 0
 
 
@@ -98,7 +99,10 @@ def _logs(options: Namespace) -> int:
     server = open_server(options)
     if not options.follow:
         server.job(options.job)  # raises for an unknown job, whose log would be empty
-        write_text(server.log(options.job))
+        log = server.log(options.job)
+        write_text(log)
+        if not log and not options.json:
+            write_error("The job has written nothing.\n")
         return 0
     state = ""
     for event in server.events(options.job):
@@ -129,5 +133,7 @@ def add_cancel_arguments(parser: ArgumentParser) -> None:
 def _cancel(options: Namespace) -> int:
     """Cancel a job; exit with 1 if it had ended already."""
     job = open_server(options).cancel(options.job)
-    write_result(options, asdict(job), f"{job.id} {job.state}\n")
-    return 0 if job.state == "cancelled" else 1
+    is_cancelled = job.state == "cancelled"
+    already = "" if is_cancelled else " already"
+    write_result(options, asdict(job), f"{job.id} {job.state}{already}\n")
+    return 0 if is_cancelled else 1

@@ -316,7 +316,7 @@ def help_of(action: Action) -> str:
     """The help of an option, with its default where that is a value and the help does not say it."""
     from argparse import SUPPRESS
 
-    text, default = action.help or "", action.default
+    text, default = (action.help or "").removesuffix("."), action.default
     is_value = isinstance(default, (int, float, str)) and not isinstance(default, bool)
     if not is_value or default in ("", SUPPRESS) or "default" in text or not action.option_strings:
         return text

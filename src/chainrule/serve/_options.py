@@ -363,13 +363,16 @@ def _default(option: Field[Any]) -> str | None:
         return None
     if default is None:
         return _described(option).unset
-    return f"{default >> 30} GiB" if option.name.endswith("_bytes") else f"{default}"
+    if isinstance(default, float):
+        return f"{default:g}"
+    is_size = default and option.name.endswith("_bytes")
+    return f"{default >> 30} GiB" if is_size else f"{default}"
 
 
 def _metavar(option: Field[Any], kind: Any) -> str:
     if kind is Path:
         return "FOLDER" if option.name.endswith("_folder") else "FILE"
-    named = {"_s": "SECONDS", "_bytes": "BYTES"}
+    named = {"_s": "SECONDS", "_bytes": "BYTES", "_share": "SHARE"}
     found = (word for suffix, word in named.items() if option.name.endswith(suffix))
     return _described(option).metavar or next(found, "N" if kind is int else option.name.upper())
 

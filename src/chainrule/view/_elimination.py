@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -209,6 +210,7 @@ _HEIGHT = 640  # of the frame of a matrix in a notebook, until it knows its own
 _RADIUS = 17.0
 _CAPTION = 30.0
 _LINE = 17.0
+_SHORTEST = 48  # characters of a heading that is not broken
 _MOST_LINES = 8
 _GREY, _NEW, _CHANGED, _FADED = "#6b7280", "#059669", "#d97706", "#d1d5db"
 _FIRST, _LATER = "#818cf8", "#34d399"  # edges of the graph, and those that come later
@@ -219,7 +221,7 @@ _COLOURS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EliminationSteps(Picture):
     """A graph and its way to the Jacobian.
 
@@ -236,10 +238,13 @@ class EliminationSteps(Picture):
     """
 
     vertices: tuple[Vertex, ...]
-    edges: Blocks = field(repr=False)
+    edges: Blocks
     steps: tuple[Step, ...]
     counts: OperationCounts
     is_auto: bool = False
+
+    def __repr__(self) -> str:
+        return f"<{self.title}, {len(self.steps)} steps>"
 
     @property
     def is_matrix(self) -> bool:
@@ -454,6 +459,9 @@ def _draw(
 ) -> Drawing:
     """The graph with these edges; those that a step made or changed in colour."""
     lines = _lines(step)
+    fits = max(_SHORTEST, int((layout.size[0] - 32) / CHARACTER))
+    # Room for the longest heading, so that the graph is at the same place in every frame.
+    top = _CAPTION + (len(textwrap.wrap(picture.title, fits)) - 1) * _LINE
     touched = {(p.operand, p.reader) for p in step.products} if step else set()
     graph: list[Shape] = []
     if step and step.edge and step.edge not in edges:
@@ -467,15 +475,19 @@ def _draw(
     for edge, text in edges.items():
         x, y = layout.middle(edge)
         graph.append(Label(text, (x, y - 7), is_faint=True, has_halo=True))
-    y = _CAPTION + layout.size[1]
+    y = top + layout.size[1]
     text_lines = (
         Label(line, (16, y + k * _LINE), starts_here=True, is_faint=True)
         for k, line in enumerate(lines)
     )
-    title = Label(caption, (16, 16), starts_here=True, is_strong=True)
-    longest = max(map(len, [caption, *lines]))
+    heads = textwrap.wrap(caption, fits)
+    heading = (
+        Label(head, (16, 16 + k * _LINE), starts_here=True, is_strong=True)
+        for k, head in enumerate(heads)
+    )
+    longest = max(map(len, [*heads, *lines]))
     width = max(layout.size[0], longest * CHARACTER + 32)
-    shapes: tuple[Shape, ...] = (title, Group(tuple(graph), (0.0, _CAPTION)), *text_lines)
+    shapes: tuple[Shape, ...] = (*heading, Group(tuple(graph), (0.0, top)), *text_lines)
     return Drawing(shapes, width, y + len(lines) * _LINE + 12, picture.title)
 
 

@@ -53,6 +53,7 @@ from chainrule.view._runs import RESULT, ReadPlace, Reads, ReadValues, called, m
 
 _MOST_BOXES = 15  # of parts; more are drawn as a matrix
 _MOST_LINES = 60
+_FEW = 6  # names of parts that a repr has
 _FILLS = {"component": ("#fef3c7", "#d97706"), "jax": ("#ffffff", "#6b7280")}
 _INPUT, _OUTPUT = ("#e0e7ff", "#4f46e5"), ("#d1fae5", "#059669")
 _HEIGHT = 640  # of the frame in a notebook, until it knows its own
@@ -62,7 +63,7 @@ _FRAMEWORKS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pipeline(Picture):
     """The graph of a function's parts. A notebook shows it, rich prints it, `.save("x.html")` keeps it.
 
@@ -84,6 +85,11 @@ class Pipeline(Picture):
     def has_values(self) -> bool:
         """Whether the function was run."""
         return any(flow.value is not None for link in self.links for flow in link.flows)
+
+    def __repr__(self) -> str:
+        names = [part.name for part in self.parts]
+        more = ", …" if len(names) > _FEW else ""
+        return f"<Pipeline of {len(names)} parts: {', '.join(names[:_FEW])}{more}>"
 
     def __rich__(self) -> Table | Renderables:
         table = Table("", "part", "", "reads", "cost")

@@ -15,7 +15,7 @@ from chainrule.elimination import StructuredJacobian
 from chainrule.view._picture import Cells, Drawing, Group, Label, Picture, Rectangle, Shape
 
 _SIDE = 240.0
-_THINNEST = 6.0
+_THINNEST = 36.0
 _MOST_CELLS = 120
 _PER_ROW = 4
 _LEVELS = 4
@@ -43,11 +43,14 @@ class SpyBlock:
         return len(self.rows)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spy(Picture):
     """The pattern of one Jacobian block or of several; a notebook shows it, `.save("x.svg")` keeps it."""
 
     blocks: tuple[SpyBlock, ...]
+
+    def __repr__(self) -> str:
+        return f"<Spy {'; '.join(map(_caption, self.blocks))}>"
 
     def drawing(self) -> Drawing:
         """One panel per block; a cell of a large block is the darker the fuller it is."""
@@ -129,13 +132,16 @@ def _panel_size(shape: tuple[int, int]) -> tuple[float, float]:
     return max(_THINNEST, shape[1] * scale), max(_THINNEST, shape[0] * scale)
 
 
+def _caption(block: SpyBlock) -> str:
+    rows, columns = block.shape
+    return f"{rows} × {columns}, {block.count} of {rows * columns} entries"
+
+
 def _panel(block: SpyBlock, width: float, height: float) -> Iterator[Shape]:
-    total = math.prod(block.shape)
-    caption = f"{block.shape[0]} × {block.shape[1]}, {block.count} of {total} entries"
     yield Label(block.name, (0, -10), starts_here=True, is_strong=True)
     yield Rectangle((width / 2, height / 2), (width, height), "#f9fafb", "#9ca3af", radius=0)
     yield from _cells(block, width, height)
-    yield Label(caption, (0, height + 14), starts_here=True, is_faint=True)
+    yield Label(_caption(block), (0, height + 14), starts_here=True, is_faint=True)
 
 
 def _cells(block: SpyBlock, width: float, height: float) -> Iterator[Cells]:

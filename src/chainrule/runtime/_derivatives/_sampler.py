@@ -783,13 +783,14 @@ class _Adaptation:
         return np.where(distances != 0, distances, np.nan)
 
     def _warn(self, rows: np.ndarray) -> None:
-        path, index = self._sampler.outputs.locate(int(np.flatnonzero(rows)[0]))
-        element = int(np.argmax(np.abs(self._move)))
-        by, at = self._sampler.program.layout.locate(element)
+        path, _ = self._sampler.outputs.locate(int(np.flatnonzero(rows)[0]))
+        by, _ = self._sampler.program.layout.locate(int(np.argmax(np.abs(self._move))))
+        # Elements are not named: a warning with the same text is shown once, and a solver with adaptive steps
+        # has noise in nearly all of them.
         warnings.warn(
-            f"The finite differences of {path!r} (element {list(index)}) by {by!r} (element {list(at)}) do "
-            "not converge as the step is shortened: the program jumps or has noise, or varies faster than "
-            "its precision resolves. Give a step that suits it (eps=...).",
+            f"The finite differences of {path!r} by {by!r} do not converge as the step is shortened: the "
+            "program jumps or has noise, or varies faster than its precision resolves. Give a step that "
+            "suits it (eps=...).",
             RuntimeWarning,
             stacklevel=2,
         )

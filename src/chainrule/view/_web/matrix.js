@@ -3,7 +3,7 @@
 
 import { button, h, svg } from "./dom.js";
 
-const SIDE = 20, SMALLEST = 12, LETTER = 6.7, MOST_LETTERS = 26;
+const SIDE = 20, SMALLEST = 12, HIGHEST = 730, LETTER = 6.7, MOST_LETTERS = 26;
 const RANK = { zero: -1, null: -2, odd: 99 };
 const rankOf = (level) => RANK[level] ?? level;
 
@@ -68,7 +68,8 @@ export class Matrix {
       const { stage, name } = this.nodes[run[0]];
       if (run.length === 1) return [{ label: name, members: run }];
       if (this.collapsed.has(run)) return [{ label: `▸ ${stage} (${run.length})`, members: run, run }];
-      return run.map((node, k) => ({ label: `${k ? "  " : "▾ "}${this.nodes[node].name}`, members: [node], run: k ? null : run }));
+      const head = name.startsWith(stage) ? "▾ " : `▾ ${stage} · `;
+      return run.map((node, k) => ({ label: `${k ? "  " : head}${this.nodes[node].name}`, members: [node], run: k ? null : run }));
     });
     const wanted = this.search.value.trim().toLowerCase();
     if (!wanted) return every;
@@ -85,7 +86,8 @@ export class Matrix {
     this.width = this.scroller.clientWidth;
     const letters = Math.min(MOST_LETTERS, Math.max(0, ...rows.map(({ label }) => label.length)));
     const left = letters * LETTER + 10;
-    const side = Math.max(SMALLEST, Math.min(SIDE, ((this.width || 800) - left - 4) / Math.max(1, rows.length)));
+    const room = Math.min((this.width || 800) - left - 4, HIGHEST);
+    const side = Math.max(SMALLEST, Math.min(SIDE, room / Math.max(1, rows.length)));
     const size = rows.length * side;
     const place = new Map(rows.flatMap(({ members }, k) => members.map((node) => [node, k])));
     const picture = svg("svg", { width: left + size + 2, height: size + 2, role: "group", "aria-label": `matrix of ${this.unit}` });
