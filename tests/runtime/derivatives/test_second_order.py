@@ -26,7 +26,5 @@ def test_a_gradient_that_jumps_is_reported_by_the_name_of_its_input():
     def vjp(inputs, vjp_inputs, vjp_outputs, cotangent):
         return {"b.x": 1.0 + np.floor(inputs["b"]["x"])}
 
-    with pytest.warns(
-        RuntimeWarning, match=r"'\{gradient by b.x\}' .* by 'b.x' .* do not converge"
-    ):
+    with pytest.warns(RuntimeWarning, match=r"'\{gradient by b.x\}' by 'b.x' do not converge"):
         hvp_from_vjp(vjp, {"b": {"x": 3.0}}, {"b.x"}, {"y"}, {"y": 1.0}, {"b.x": 1.0})

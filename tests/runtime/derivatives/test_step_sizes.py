@@ -352,6 +352,10 @@ def test_noise_in_many_elements_is_one_warning():
     """As of a solver with adaptive steps: the text is the same, so Python shows it once."""
     with pytest.warns(RuntimeWarning, match="of 'y' by 'x' do not converge") as told:
         finite_difference_jacobian(
-            lambda d: {"y": 1.0 + np.floor(d["x"])}, {"x": np.full(5, 3.0)}, {"x"}, {"y"}, eps="auto"
+            lambda d: {"y": 1.0 + np.floor(d["x"])},
+            {"x": np.full(5, 3.0)},
+            {"x"},
+            {"y"},
+            eps="auto",
         )
     assert len({str(each.message) for each in told}) == 1
