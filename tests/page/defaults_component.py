@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import BaseModel, Field
 
-from chainrule.runtime import Array, Differentiable, Float32, Float64
+from chainrule.runtime import Array, Differentiable, Float32, Float64, Int64
 
 
 class Layer(BaseModel):
@@ -33,6 +33,8 @@ class OutputSchema(BaseModel):
     warm: Array[(2, 2), Float64]
     nearly: Array[(3, 2, 2), Float64]
     colours: Array[(4, 4, 3), Float32]
+    vertices: Array[(4, 3), Float64]
+    quads: Array[(1, 4), Int64]
 
 
 def apply(inputs: InputSchema) -> OutputSchema:
@@ -43,6 +45,8 @@ def apply(inputs: InputSchema) -> OutputSchema:
         tall=np.stack([rows, -rows], 1),
         long=rows,
         warm=np.array([[300.0, 300.05], [300.1, 300.2]]),
+        vertices=[[0, 0, 0], [4, 0, 0], [1, 1, 0], [0, 4, 0]],  # a dart: the third corner is in
+        quads=[[0, 1, 2, 3]],
         nearly=np.arange(12.0).reshape(3, 2, 2),
         colours=np.stack(np.broadcast_arrays(*np.ix_(*2 * [np.arange(4) / 3]), 0.2), 2)[
             :, :, [1, 0, 2]

@@ -538,6 +538,24 @@ def test_small_arrays_of_colours_are_pictures(defaults):
     assert canvas.get_attribute("aria-label") == "image of colours[0]"
 
 
+OPAQUE = """canvas => {
+  const { width, height } = canvas;
+  const copy = Object.assign(document.createElement("canvas"), { width, height }).getContext("2d");
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData(0, 0, width, height);
+  return data.filter((value, i) => i % 4 === 3 && value > 127).length;
+}"""
+
+
+def test_quads_in_space_are_two_triangles(defaults):
+    """The dart has half the area of the triangle around it, which a tetrahedron of its corners fills."""
+    run(defaults)
+    canvas = card(defaults, "mesh vertices").locator("canvas.mesh")
+    dart = canvas.evaluate(OPAQUE)
+    box = canvas.evaluate("canvas => canvas.width * canvas.height")
+    assert 0.03 * box < dart < 0.07 * box
+
+
 def test_every_wrong_value_is_marked_at_once(defaults):
     defaults.get_by_label("offset", exact=True).fill("11")
     defaults.get_by_label("rows", exact=True).fill("many")

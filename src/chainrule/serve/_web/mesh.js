@@ -8,6 +8,8 @@ import { button, h, select } from "./dom.js";
 import { colourBar, colourOf, colourScale, isWide } from "./plots.js";
 
 const POINT_NAMES = /^(points|vertices|nodes|coordinates|coords|positions)$/i;
+// Of four corners these are quads in space, too; other cells of four corners are tetrahedra there.
+const SURFACE_NAMES = /^(faces|quads)$/i;
 const CELL_NAMES = /^(triangles|cells|faces|elements|simplices|quads|tets|tetrahedra|connectivity)$/i;
 
 /** `[path, array]` of every array in a tree. */
@@ -25,7 +27,9 @@ export function findMeshes(...trees) {
   const meshes = named(CELL_NAMES).filter(([, array]) => isConnectivity(array)).flatMap(([path, cells]) => {
     const highest = cells.data.reduce((most, index) => Math.max(most, Number(index)), 0);
     const own = points.find(([other, { shape }]) => shape[0] > highest && folder(other) === folder(path)) ?? points.find(([, { shape }]) => shape[0] > highest);
-    return own ? [{ path: own[0], points: own[1], cells, fields: fieldsOn(arrays, own[1], cells) }] : [];
+    if (!own) return [];
+    const isSurface = own[1].shape[1] === 2 || SURFACE_NAMES.test(path.split(".").at(-1));
+    return [{ path: own[0], points: own[1], cells, isSurface, fields: fieldsOn(arrays, own[1], cells) }];
   });
   return meshes.filter((mesh, i) => meshes.findIndex(({ points: other }) => other === mesh.points) === i);
 }
@@ -50,13 +54,13 @@ function fieldsOn(arrays, points, cells) {
 }
 
 /** Triangles as three points and the cell that they are part of; of tetrahedra those at the boundary. */
-function trianglesOf({ points, cells }) {
+function trianglesOf({ cells, isSurface }) {
   const [count, corners] = cells.shape;
   const corner = (cell, i) => Number(cells.data[corners * cell + i]);
   const triangle = (cell, ...places) => [places.map((place) => corner(cell, place)), cell];
   const every = (make) => Array.from({ length: count }, (_, cell) => make(cell)).flat(1);
   if (corners === 3) return every((cell) => [triangle(cell, 0, 1, 2)]);
-  if (points.shape[1] === 2) return every((cell) => [triangle(cell, 0, 1, 2), triangle(cell, 0, 2, 3)]);
+  if (isSurface) return every((cell) => [triangle(cell, 0, 1, 2), triangle(cell, 0, 2, 3)]);
   const faces = new Map();
   for (const face of every((cell) => [triangle(cell, 0, 1, 2), triangle(cell, 0, 1, 3), triangle(cell, 0, 2, 3), triangle(cell, 1, 2, 3)])) {
     const key = [...face[0]].sort((a, b) => a - b).join();
