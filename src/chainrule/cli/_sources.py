@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from argparse import ArgumentParser, Namespace, _ArgumentGroup
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from chainrule._describe import did_you_mean_file
 from chainrule._errors import InputError
@@ -21,8 +21,13 @@ if TYPE_CHECKING:  # most commands call a component in this process and need no 
 
 _ADDRESS = re.compile(r"[\w.-]+:\d+(/|$)")
 
-# What arguments are added to: a parser, or a group of one.
-Arguments = ArgumentParser | _ArgumentGroup
+
+class Arguments(Protocol):
+    """What arguments are added to: a parser, or a group of one."""
+
+    def add_argument(self, *names: str, **settings: Any) -> Any:
+        """Add an argument."""
+
 
 # The OpenAPI document can be made without the files that a run needs.
 _DESCRIBE = {"require_files": False}
