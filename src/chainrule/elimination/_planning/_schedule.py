@@ -2,7 +2,9 @@
 
 A step needs another one when its cut reaches the site along an edge that the other one adds. All messages of
 a step can be sent at the same time. A worker takes the first message that can be sent, in the order of the
-steps (list scheduling); the time at which the last answer comes is the *makespan*.
+steps (list scheduling); the time at which the last answer comes is the *makespan*. It is at most twice that of
+the best schedule of these steps: a worker is idle only while a message of the longest chain of needed messages
+is being answered, so makespan ≤ work / workers + longest chain, and no schedule is shorter than either.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ def needed_steps(network: Network, steps: Sequence[SiteStep]) -> list[frozenset[
     needed = []
     added: list[tuple[int, int]] = []
     for step in steps:
+        # An edge that an earlier step adds carries this one's message if a path from the cut to the site goes
+        # over it: then both its ends lie on the way. (`added` has sets of starts and ends, one edge for each
+        # pair of them.)
         inside = _on_the_way(network, tuple(successors), step)
         needed.append(
             frozenset(
@@ -60,8 +65,9 @@ def makespan(network: Network, steps: Sequence[SiteStep], workers: int) -> float
             while is_ready and unsent[position] and len(running) < workers:
                 heapq.heappush(running, (now + step.price / messages[position], position))
                 unsent[position] -= 1
-        if not running:
+        if not running:  # what is not sent waits for an answer, and none is under way: all are here
             return now
+        # Of answers at the same time that of the earlier step: the result does not depend on chance.
         now, position = heapq.heappop(running)
         unanswered[position] -= 1
 
