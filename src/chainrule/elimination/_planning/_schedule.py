@@ -2,9 +2,10 @@
 
 A step needs another one when its cut reaches the site along an edge that the other one adds. All messages of
 a step can be sent at the same time. A worker takes the first message that can be sent, in the order of the
-steps (list scheduling); the time at which the last answer comes is the *makespan*. It is at most twice that of
-the best schedule of these steps: a worker is idle only while a message of the longest chain of needed messages
-is being answered, so makespan ≤ work / workers + longest chain, and no schedule is shorter than either.
+steps (list scheduling); the time at which the last answer comes is the *makespan*. It is at most twice that
+of the best schedule of these steps: a worker is idle only while a message of the longest chain of needed
+messages is being answered, so makespan ≤ work / workers + longest chain, and no schedule is shorter than
+either.
 """
 
 from __future__ import annotations
