@@ -262,6 +262,13 @@ def test_complex_numbers_are_refused_by_name():
         chainrule.casadi.function(waves, {"x": np.ones(2)})
 
 
+def test_arguments_of_another_size_are_refused_by_casadi(f):
+    for wrong in ((np.ones(4), M.ravel()), (X, M)):
+        with pytest.raises(RuntimeError, match="multiple arguments"):
+            f(*wrong)
+    assert float(f(X, M.ravel())[0]) == pytest.approx(float(value(X, M)))
+
+
 def test_nan_and_threads(f):
     first, _ = f([np.nan, 0.0, 0.0], M.ravel())
     assert np.isnan(float(first))

@@ -212,6 +212,27 @@ def test_distances_have_a_derivative_where_points_meet(tmp_path):
     assert not slope[0, 0].any()
 
 
+def test_a_symbolic_batch_is_traced_once_for_each_size(tmp_path):
+    weights = np.float32([[1, 2], [3, 4], [5, 6]])
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Tanh", ["h"], ["y"])]
+    model = from_onnx(
+        save(tmp_path, nodes, {"x": (F32, ["n", 3])}, {"y": (F32, ["n", 2])}, {"w": weights})
+    )
+    traced = []
+
+    @jax.jit
+    def apply(x):
+        traced.append(x.shape)
+        return apply_component(model, {"x": x})["y"]
+
+    for size in (2, 5, 2, 5, 1):
+        x = np.linspace(-1, 1, 3 * size, dtype=np.float32).reshape(size, 3)
+        np.testing.assert_allclose(apply(x), np.tanh(x @ weights), rtol=1e-5)
+        rows = jax.vmap(lambda row: apply_component(model, {"x": row[None]})["y"][0])(x)
+        np.testing.assert_allclose(rows, np.tanh(x @ weights), rtol=1e-5)
+    assert traced == [(2, 3), (5, 3), (1, 3)]
+
+
 @pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
 def test_a_row_of_zeros_is_not_normalized(tmp_path, norm):
     x = np.float32([[0, 0, 0], [1, -2, 2]])
