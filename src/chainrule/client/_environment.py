@@ -10,6 +10,7 @@ Which file says what a component needs is the same for an environment here and f
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -19,6 +20,7 @@ import sys
 import sysconfig
 import tomllib
 import venv
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ USUAL_REQUIREMENTS = (
     "pyproject.toml",
 )
 _CONDA = (".yaml", ".yml")
+# The first that reads lock files (PEP 751).
+_PIP_WITH_LOCKS = 26
 
 
 def ensure_environment(source: Path, folder: Path | None = None) -> Path:
@@ -190,9 +194,22 @@ def _create(folder: Path, python: Path, requirements: Path | None) -> None:
 
 
 def _asked_of_pip(requirements: Path) -> list[str]:
-    """pip's arguments for a file of requirements; pip 26 and later read lock files."""
+    """pip's arguments for a file of requirements.
+
+    Raises:
+        DefinitionError: pip is too old for it (`environment_failed`).
+    """
     if requirements.name == "pyproject.toml":
         return project_dependencies(requirements)
+    if requirements.name.startswith("pylock"):
+        with contextlib.suppress(PackageNotFoundError):
+            installed = version("pip")
+            if int(installed.partition(".")[0]) < _PIP_WITH_LOCKS:
+                raise DefinitionError(
+                    f"{requirements.name} needs pip {_PIP_WITH_LOCKS} or newer to be installed; found pip "
+                    f"{installed}. Run {sys.executable} -m pip install --upgrade pip.",
+                    code="environment_failed",
+                )
     return ["-r", requirements.name]
 
 

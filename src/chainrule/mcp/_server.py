@@ -89,6 +89,7 @@ async def _run(
                 startup_timeout_s=_STARTUP_S,
                 output=output,
             )
+            # Before the start: the processes of a component that cannot be loaded are ended too.
             stack.push_async_callback(pool.stop)
             component = _Tools(pool, await pool.start(), values, timeout_s, output)
             tools |= component.tools(tools)
@@ -420,6 +421,7 @@ class Values:
     def _has(self, path: Path) -> bool:
         """Whether a file is one of the folder's."""
         try:
+            # `resolve` follows links: one that leads out of the folder has another parent.
             return path.resolve().parent == self._folder and path.is_file()
         except (OSError, ValueError):  # no path at all
             return False
