@@ -5,11 +5,13 @@ import sys
 import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pydantic import Field
 
 from chainrule import ComponentError, apply_component, component_errors, from_callable
 from chainrule.errors import CapabilityError, ChainruleError, DefinitionError, InputError
@@ -382,3 +384,17 @@ def test_errors_are_ours():
         jax.jit(f)(X)
     assert caught.value.code == "no_abstract_eval"
     np.testing.assert_array_equal(f(X), X)
+
+
+def test_the_text_out_of_jit_has_no_data_of_a_refusal():
+    @component(derivatives="finite")
+    def cube(x: Annotated[Differentiable[Float64], Field(lt=3.0)]) -> Differentiable[Float64]:
+        return x**3
+
+    program = jax.jit(lambda x: apply_component(cube, {"x": x})["result"])
+    with pytest.raises((jax.errors.JaxRuntimeError, ValueError)) as caught:
+        jax.block_until_ready(program(5.25))
+    text = str(caught.value)
+    assert "at 'x': Input should be less than 3" in text
+    assert "5.25" not in text
+    assert "pydantic" not in text

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainrule._errors import ChainruleError, ComponentError
+from chainrule._errors import ChainruleError, ComponentError, InputError
 from chainrule._frames import is_installed, is_ours
 from chainrule._lru_cache import LRUCache
 
@@ -115,6 +115,10 @@ def _headline(error: BaseException, where: str) -> str:
 def _lines_of_authors(error: BaseException) -> str:
     """The traceback without the frames between XLA and the author."""
     described = traceback.TracebackException.from_exception(error)
+    if isinstance(
+        error, InputError
+    ):  # says all; its cause is a report of pydantic, with the data in it
+        described.__cause__, described.__suppress_context__ = None, True
     seen: set[int] = set()
     chain: list[traceback.TracebackException | None] = [described]
     while chain:

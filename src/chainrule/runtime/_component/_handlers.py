@@ -448,9 +448,10 @@ def _plain_paths(declared: Specs, argument: str) -> list[str]:
     """All differentiable outputs, if the schema alone says which there are."""
     for pattern in declared:
         if "[]" in pattern or "{}" in pattern:
+            example = pattern.replace("[]", "[0]").replace("{}", "{key}")
             raise InputError(
-                f"{argument}: name the outputs to differentiate; how many there are at {pattern!r} is not "
-                "known before the component runs.",
+                f"{argument}: name the outputs to differentiate, such as {example!r}; how many there are at "
+                f"{pattern!r} is not known before the component runs.",
                 code="bad_paths",
                 path=argument,
             )
