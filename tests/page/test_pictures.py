@@ -112,6 +112,8 @@ def test_an_elimination_is_stepped_through_as_a_matrix(look, tmp_path, width, sc
     page = look(steps.save(tmp_path / "steps.html").as_uri(), width, scheme)
     assert page.locator("h1").inner_text() == steps.title
     assert page.locator(".matrix-cell").count() == len(steps.edges)
+    # A stage says its name while it is open.
+    assert page.get_by_role("button", name="collapse block 0 · ").count() == 1
     page.get_by_role("button", name="step on").click()
     page.get_by_text(f"Eliminate {steps.steps[0].title}: ").wait_for()
     assert page.locator(".matrix-cell").count() == len(steps.steps[0].edges)

@@ -1,5 +1,6 @@
 """`view.elimination`: the steps are the chain rule, the costs those of the elimination."""
 
+import re
 import xml.etree.ElementTree as ElementTree
 
 import jax
@@ -207,3 +208,15 @@ def test_orders_that_were_found_with_edges_are_drawn():
     picture = view.elimination(lion, order, 0.3, 0.4)
     assert sum(step.multiplications for step in picture.steps) == order.cost == 11
     assert any(step.edge for step in picture.steps)
+
+
+def test_headings_fit_beside_a_narrow_graph():
+    """At 390 px a heading that is wider than its graph would be cut."""
+    steps = view.elimination(lambda x: jnp.sin(x) * jnp.exp(x), "auto", 0.3)
+    widths = {
+        number: float(re.search(r'width="([\d.]+)"', steps.frame(number))[1])
+        for number in range(len(steps.steps) + 1)
+    }
+    assert max(widths.values()) < 390
+    whole = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", steps.frame(0)))
+    assert steps.title in whole

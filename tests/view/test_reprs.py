@@ -159,3 +159,14 @@ def test_a_version_is_shown_where_there_is_one(shown):
     assert "<strong>halve 1.2</strong>" in shown(versioned)
     assert str(Component.from_api(plain)).startswith("Component halve (")
     assert str(Component.from_api(versioned)).startswith("Component halve 1.2 (")
+
+
+def test_a_picture_is_one_line_as_text():
+    def function(x, y):
+        z = jnp.sin(x * y)
+        return z + x, jnp.exp(z)
+
+    steps = view.elimination(function, "auto", 0.3, 0.4)
+    assert repr(steps) == f"<{steps.title}, {len(steps.steps)} steps>"
+    assert repr(view.pipeline(function, 0.3, 0.4)) == "<Pipeline of 1 part: function>"
+    assert repr(view.spy(jnp.eye(3))) == "<Spy 3 × 3, 3 of 9 entries>"

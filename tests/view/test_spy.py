@@ -92,3 +92,11 @@ def test_large_and_thin_and_empty_blocks_are_drawn():
     ElementTree.fromstring(text)
     assert len(text) < 40_000
     assert "19999 × 20000, 39998 of" in text
+
+
+def test_columns_of_a_narrow_jacobian_can_be_told_apart():
+    narrow = view.spy(np.eye(300, 7)).drawing()
+    assert narrow.width >= 16 + 36
+    (panel,) = narrow.shapes
+    ground = next(shape for shape in panel.shapes if hasattr(shape, "size"))
+    assert ground.size == (36.0, 240.0)

@@ -89,7 +89,8 @@ class Pipeline(Picture):
     def __repr__(self) -> str:
         names = [part.name for part in self.parts]
         more = ", …" if len(names) > _FEW else ""
-        return f"<Pipeline of {len(names)} parts: {', '.join(names[:_FEW])}{more}>"
+        count = "1 part" if len(names) == 1 else f"{len(names)} parts"
+        return f"<Pipeline of {count}: {', '.join(names[:_FEW])}{more}>"
 
     def __rich__(self) -> Table | Renderables:
         table = Table("", "part", "", "reads", "cost")
