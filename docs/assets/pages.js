@@ -14,6 +14,14 @@ const mendButtons = () => {
   for (const place of document.querySelectorAll(".md-code__nav")) place.role = "none";
 };
 
+// Pictures in frames have the theme of the page, which need not be the system's.
+const mendFrames = () => {
+  const theme = document.body.dataset.mdColorScheme === "slate" ? "dark" : "light";
+  for (const frame of document.querySelectorAll("iframe[srcdoc]")) {
+    if (frame.contentDocument) frame.contentDocument.documentElement.dataset.theme = theme;
+  }
+};
+
 // Widths are read once per frame, however often the theme changes the page in it.
 let isDue = false;
 const mend = () => {
@@ -24,5 +32,7 @@ const mend = () => {
 };
 
 addEventListener("load", mend);
+addEventListener("load", mendFrames);
+new MutationObserver(mendFrames).observe(document.body, { attributeFilter: ["data-md-color-scheme"] });
 addEventListener("resize", mend);
 new MutationObserver(mend).observe(document.querySelector(".md-content"), { childList: true, subtree: true });

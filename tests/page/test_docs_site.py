@@ -46,8 +46,12 @@ MARK_NEW_KINDS = """known => {
   for (const node of found.values()) node.dataset.look = "";
   return [...found.keys()];
 }"""
+# As the switch of the theme does.
+SHOW_THEME = (
+    "theme => { document.body.dataset.mdColorScheme = { light: 'default', dark: 'slate' }[theme]; }"
+)
 CONTRAST = """async () => {
-  const options = { runOnly: ["color-contrast"], resultTypes: ["violations"] };
+  const options = { runOnly: ["color-contrast"], resultTypes: ["violations"], preload: false };
   const { violations } = await axe.run({ include: [["[data-look]"]] }, options);
   for (const node of document.querySelectorAll("[data-look]")) delete node.dataset.look;
   return violations.flatMap(({ nodes }) => nodes.map(({ html }) => html));
@@ -86,7 +90,7 @@ def visit(browser, site, serve_folder, listen, find_faults, artifacts):
             (name, width, scheme, *fault) for fault in find_faults(page, contrast=contrast)
         )
         for theme in () if contrast else kinds:
-            page.emulate_media(color_scheme=theme)
+            page.evaluate(SHOW_THEME, theme)
             page.evaluate(SETTLED)
             new = page.evaluate(MARK_NEW_KINDS, list(kinds[theme]))
             kinds[theme].update(new)
@@ -116,6 +120,28 @@ def test_every_page(visit, site):
 def test_pages_of_each_kind(visit, name):
     for width, scheme in LOOKS:
         visit(name, width, scheme, screenshot=True)
+
+
+ARE_DARK = """() => [document.body, document.querySelector("iframe").contentDocument.body]
+  .map((body) => getComputedStyle(body).backgroundColor.match(/[0-9]+/g).slice(0, 3))
+  .map((parts) => parts.every((part) => part < 128)).join()"""
+
+
+def test_the_theme_follows_the_system_and_the_switch(browser, site, serve_folder):
+    context = browser.new_context(color_scheme="light")
+    page = context.new_page()
+    page.goto(f"{serve_folder(site)}tutorial/pipeline.html")
+    page.wait_for_function(f"({ARE_DARK})() === 'false,false'")
+    page.emulate_media(color_scheme="dark")
+    page.reload()
+    page.wait_for_function(f"({ARE_DARK})() === 'true,true'")
+    page.get_by_title("Switch to the light theme").click()
+    page.wait_for_function(f"({ARE_DARK})() === 'false,false'")
+    page.get_by_title("Switch to the dark theme").click()
+    page.emulate_media(color_scheme="light")
+    page.reload()
+    page.wait_for_function(f"({ARE_DARK})() === 'true,true'")
+    context.close()
 
 
 def test_the_menu_of_a_small_screen(visit):
