@@ -100,16 +100,16 @@ class JobReplies:
             return self.describe(record, 202, is_repeated=not is_new)
         try:
             record = await self.jobs.wait(record)
+            if not record.is_final:
+                raise await self._stopping(record)
         finally:
             if is_new:
                 self.jobs.let_be_kept(record)
-        if not record.is_final:
-            raise self._stopping(record)
         return _with_headers(await self.result(record, call.accept), record, not is_new)
 
-    def _stopping(self, record: JobRecord) -> CallError:
+    async def _stopping(self, record: JobRecord) -> CallError:
         """What a caller gets whose job is not over when the server stops."""
-        if record.id in self.jobs.forgotten:
+        if await self.jobs.was_forgotten(record):
             return CallError.stopping()
         return CallError.unavailable(
             f"The server is stopping. The call is kept as job {record.id}; send it again with its "

@@ -63,9 +63,6 @@ class Jobs:
     Args:
         options: where jobs are kept, how long, how many.
         output: where the output of jobs goes as well.
-
-    Attributes:
-        forgotten: jobs that had not begun when the server was stopped, and never will.
     """
 
     def __init__(self, options: ServeOptions, output: Output) -> None:
@@ -77,7 +74,9 @@ class Jobs:
         self._live: dict[str, LiveJob] = {}
         self._to_cancel: set[str] = set()
         self._unacknowledged: set[str] = set()
-        self.forgotten: set[str] = set()
+        self._forgotten: set[str] = set()
+        self._taking: set[asyncio.Task[JobRecord | None]] = set()
+        self._has_held = asyncio.Event()
         self._work_came = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -184,6 +183,8 @@ class Jobs:
             self.let_be_kept(record)
             raise
         if found.id == record.id:
+            if self._is_stopping:
+                await self._remove(record.id)
             return found, True
         self.let_be_kept(record)
         if not waits:
@@ -285,6 +286,11 @@ class Jobs:
     def let_be_kept(self, record: JobRecord) -> None:
         """Note that the caller of a job waits no longer, or that another one was told of it."""
         self._unacknowledged.discard(record.id)
+
+    async def was_forgotten(self, record: JobRecord) -> bool:
+        """Whether a job had not begun when the server was stopped, and never will."""
+        await self._has_held.wait()
+        return record.id in self._forgotten
 
     async def wait(self, record: JobRecord) -> JobRecord:
         """The job once it is over, or as it is when the server stops."""
@@ -403,20 +409,28 @@ class Jobs:
             came, pause_s = self._work_came, self._store.poll_s
             record = None
             try:
-                record = await self._in_thread(self._store.take, service.name)
+                taking = asyncio.create_task(self._take(service))
+                self._taking.add(taking)
+                taking.add_done_callback(self._taking.discard)
+                record = await taking
             except StorageError as error:
                 if error.code != "jobs_database_unreachable":  # its store says that, once
                     _log.error("jobs cannot be taken: %s", error.message)
                 # Polled by each worker at its own time: a store that is down must not be asked in a tight
                 # loop, and no signal comes from it while it is.
                 pause_s = _AGAIN_S
-            if record is None:
-                await _set_within(came, pause_s)
-            elif self._is_stopping:
-                await self._give_back(record)
-            else:
+            if record is not None:
                 return record
+            await _set_within(came, pause_s)
         return None
+
+    async def _take(self, service: Service) -> JobRecord | None:
+        """A job for a worker, if one waits and the server does not stop."""
+        record = await self._in_thread(self._store.take, service.name)
+        if record is not None and self._is_stopping:
+            await self._give_back(record)
+            return None
+        return record
 
     def _hold(self, record: JobRecord) -> LiveJob:
         """A job that this server has taken, with those who follow it already."""
@@ -431,6 +445,13 @@ class Jobs:
     async def _give_back(self, record: JobRecord) -> None:
         with contextlib.suppress(StorageError):  # its lease ends instead
             await self._in_store(lambda store: store.give_back(record))
+            if self._is_stopping:
+                await self._remove(record.id)
+
+    async def _remove(self, job_id: str) -> None:
+        """Remove a job that waits, and of which only a waiting caller knows."""
+        if job_id in self._unacknowledged and await self._in_thread(self._store.forget, job_id):
+            self._forgotten.add(job_id)
 
     async def _finish_without(self, live: LiveJob, task: asyncio.Task[None]) -> None:
         """End a job whose task did not come to its end."""
@@ -588,14 +609,12 @@ class Jobs:
         """
         self._is_stopping = True
         self.work_came()
-        while self._unacknowledged:
-            job_id = self._unacknowledged.pop()
-            try:
-                is_forgotten = await self._in_thread(self._store.forget, job_id)
-            except StorageError:
-                break  # they are kept
-            if is_forgotten:
-                self.forgotten.add(job_id)
+        if self._taking:  # what is taken now is given back, and can be forgotten then
+            await asyncio.wait(self._taking, timeout=_COUNT_S)
+        with contextlib.suppress(StorageError):  # they are kept
+            for job_id in list(self._unacknowledged):
+                await self._remove(job_id)
+        self._has_held.set()
         for live in list(self._live.values()):
             if not live.is_held:
                 live.end()  # callers who wait for it come back to the next server
