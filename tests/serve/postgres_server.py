@@ -31,9 +31,10 @@ class PostgresServer:
 
     def __init__(self, *, durable: bool = False) -> None:
         self._durable = durable
-        self._binaries = binaries()
-        if self._binaries is None:
+        found = binaries()
+        if found is None:
             pytest.skip("PostgreSQL is not installed")
+        self._binaries = found
         pytest.importorskip("psycopg")
         # initdb refuses root, and the temporary folders of pytest are for root only.
         self._as_user: list[str] = []
