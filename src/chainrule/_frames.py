@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parent) + os.sep
+_TYPED = ("<ipython-input", "<stdin>")  # names of what is typed into IPython and Python
 _MAX_FRAMES = 200  # that are kept: endless recursion has as many as one likes
 
 
@@ -16,8 +18,20 @@ def is_ours(file: str) -> bool:
     return file.startswith(_OURS)
 
 
+def is_typed(file: str) -> bool:
+    """Whether code was typed into IPython or Python."""
+    return file.startswith(_TYPED)
+
+
+def is_generated(file: str) -> bool:
+    """Whether code has no lines to look at: what `dataclass`, `eval` and the like make."""
+    return file.startswith("<") and not is_typed(file)
+
+
 def is_installed(file: str) -> bool:
     """Whether a file is of Python or of an installed package, or none. Extensions name theirs relatively."""
+    if is_typed(file):
+        return False
     path = Path(file)
     return (
         not path.is_absolute()

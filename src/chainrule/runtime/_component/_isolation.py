@@ -41,7 +41,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from chainrule._errors import DefinitionError
-from chainrule._frames import is_installed, is_ours
+from chainrule._frames import is_generated, is_installed, is_ours
 
 _PREFIX = "chainrule.runtime._loaded."
 _numbers = itertools.count()
@@ -112,7 +112,7 @@ def author_line(error: BaseException) -> str:
     frames = [
         frame
         for frame in reversed(traceback.extract_tb(error.__traceback__, limit=-_MAX_FRAMES))
-        if not is_ours(frame.filename) and not frame.filename.startswith("<")
+        if not is_ours(frame.filename) and not is_generated(frame.filename)
     ]
     own = (frame for frame in frames if not is_installed(frame.filename))
     frame = next(own, frames[0] if frames else None)
@@ -122,7 +122,7 @@ def author_line(error: BaseException) -> str:
 def defined_at(function: Callable[..., Any]) -> str:
     """Where a function of the author's is defined, as `author_line` writes it; nothing for ours."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None or is_ours(code.co_filename) or code.co_filename.startswith("<"):
+    if code is None or is_ours(code.co_filename) or is_generated(code.co_filename):
         return ""
     return f" at {code.co_filename}:{code.co_firstlineno} ({code.co_name})"
 
