@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import psutil
 import pytest
@@ -168,3 +169,22 @@ def test_a_server_that_cannot_say_where_it_is_stops(tmp_path, end, code):
     )
     assert done.returncode in (1, 2)
     assert json.loads(done.stderr)["error"]["code"] == code
+
+
+def test_reload_looks_at_files_that_are_not_hidden_below_the_folder(tmp_path, monkeypatch):
+    """The component may be in a hidden folder, and the working directory beside it or in it."""
+    from chainrule.cli._serve import _change_times
+
+    folder = tmp_path / ".work" / "spring"
+    for name in ("spring.py", "parts/wire.py", ".venv/lib/numpy.py", "parts/.old/wire.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    other = tmp_path / "other" / "place"
+    other.mkdir(parents=True)
+    for working, named in ((tmp_path, folder), (folder, Path()), (other, "../../.work/spring")):
+        monkeypatch.chdir(working)
+        found = _change_times([Path(named)])
+        assert sorted(path.resolve().relative_to(folder).as_posix() for path in found) == [
+            "parts/wire.py",
+            "spring.py",
+        ]

@@ -50,6 +50,8 @@ def run(capsys, tmp_path, monkeypatch):
     [
         (["aply", "plate.py"], "`chainrule apply`"),
         (["job", "lst"], "`chainrule job list`"),
+        (["jacobain", "plate.py"], "`chainrule call jacobian`"),
+        (["opnapi-schema", "plate.py"], "`chainrule schema`"),
         (["apply", "plte"], "'plate.py'"),
         (["apply", "plate.p"], "'plate.py'"),
         (["serve", "baem"], "'beam'"),

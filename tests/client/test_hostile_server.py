@@ -214,6 +214,20 @@ def test_results_and_events_of_jobs(serve):
     assert code_of(lambda: list(long_line.events("1"))) == "connection_lost"
 
 
+@pytest.mark.parametrize("content", [b"<html>", b"[]", b"{}", b'{"jobs": [{"id": 1}]}'])
+def test_what_answers_is_no_server_of_chainrule(serve, content):
+    server = HttpTransport(serve(lambda c, stop: c.sendall(whole(content)))).server
+    for ask in (server.status, server.jobs, lambda: server.job("j"), lambda: server.cancel("j")):
+        assert code_of(ask) == "not_a_component"
+
+
+@pytest.mark.parametrize("event", [b"event: log\ndata: <html>\n\n", b"event: log\ndata: 1\n\n"])
+def test_events_that_are_none(serve, event):
+    content = whole(event, b"text/event-stream")
+    server = HttpTransport(serve(lambda c, stop: c.sendall(content))).server
+    assert code_of(lambda: list(server.events("j"))) == "connection_lost"
+
+
 @pytest.mark.parametrize("limit", [0, -1, 1.5, None, "4"])
 def test_limits_that_are_none(limit):
     with pytest.raises(InputError, match="max_answer_bytes"):

@@ -586,6 +586,34 @@ def test_a_name_is_asked_again_after_a_failure(farm):
     second.kill()
 
 
+def test_a_function_for_addresses_that_fails_is_asked_again(farm):
+    first = farm.start(host="127.0.0.2", insecure=True)
+    second = farm.start(host="127.0.0.3", port=first.port, insecure=True)
+    addresses, failures = ["127.0.0.2"], []
+
+    def resolve(host, port):
+        if not addresses:
+            failures.append(host)
+            raise RuntimeError("no such service")
+        return addresses
+
+    with Component.from_url(
+        f"http://many.test:{first.port}", resolve=resolve, resolve_every=0.01
+    ) as component:
+        component.apply({"x": [1.0]})
+        addresses.clear()
+        wait_for(lambda: len(failures) > 10)  # more than there are threads that ask
+        addresses.append("127.0.0.3")
+        wait_for(lambda: served_ids(component) == [f"127.0.0.3:{first.port}"])
+    addresses.clear()
+    with Component.from_url("http://many.test:1", resolve=resolve) as component:
+        with pytest.raises(TransportError, match="RuntimeError: no such service") as caught:
+            component.apply({"x": [1.0]})
+        assert caught.value.code == "host_unknown"
+    first.kill()
+    second.kill()
+
+
 def test_a_name_of_this_machine(farm):
     server = farm.start()
     with Component.from_url(f"http://localhost:{server.port}", resolve="dns") as component:

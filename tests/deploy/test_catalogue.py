@@ -243,6 +243,18 @@ def test_a_registry_that_is_not_there_or_is_none():
         with pytest.raises(TransportError, match="cannot be reached") as raised:
             Catalogue(f"{place}/team").entries()
     assert raised.value.code == "unreachable"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer_once, args=(listener, b"-ERR no such command\r\n")).start()
+        with pytest.raises(TransportError, match="not answer as a registry does") as raised:
+            Catalogue(f"127.0.0.1:{listener.getsockname()[1]}/team").entries()
+    assert raised.value.code == "not_a_registry"
+
+
+def answer_once(listener, content):
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(content)
 
 
 class Guarded(BaseHTTPRequestHandler):

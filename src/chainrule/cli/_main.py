@@ -420,6 +420,7 @@ def _explain_unknown(given: Sequence[str]) -> int:
 
     name = " ".join(given[:2] if group else given[:1])
     close = closest(name, [*COMMANDS, *_OLD_NAMES])
-    hint = f"Did you mean `chainrule {close}`?" if close else "`chainrule --help` lists them."
+    meant = _OLD_NAMES.get(close or "", close)  # old names work, but are not shown
+    hint = f"Did you mean `chainrule {meant}`?" if meant else "`chainrule --help` lists them."
     sys.stderr.write(f"{strong('Error:', 2, 'red')} there is no command {name!r}. {hint}\n")
     return 2

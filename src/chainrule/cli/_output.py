@@ -253,7 +253,7 @@ def _as_text(error: ChainruleError) -> str:
 # Words in cells whose meaning has a colour.
 _STYLES = {
     **dict.fromkeys(("passed", "ok", "succeeded", "native", "ready", "idle"), "green"),
-    **dict.fromkeys(("failed", "FAILED", "crashed", "breaking"), "red"),
+    **dict.fromkeys(("failed", "FAILED", "crashed", "breaks"), "red"),
     **dict.fromkeys(("running", "busy", "starting"), "cyan"),
     **dict.fromkeys(("left out", "queued", "cancelled"), "yellow"),
     "absent": "dim",

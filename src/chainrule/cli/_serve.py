@@ -238,11 +238,15 @@ def _change_times(folders: Iterable[Path]) -> Times:
     found = {}
     for folder in folders:
         files = (path for path in folder.rglob("*") if path.suffix in _SUFFIXES)
-        shown = (path for path in files if not any(p.startswith(".") for p in path.parts[1:]))
+        shown = (path for path in files if not _is_hidden(path.relative_to(folder)))
         for path in islice(shown, _MOST_FILES):
             with suppress(OSError):
                 found[path] = path.stat().st_mtime_ns
     return found
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _wait_for_change(folders: Sequence[Path], seen: Times) -> Path:

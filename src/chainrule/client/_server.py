@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import MISSING, dataclass, fields
 from http.client import HTTPResponse
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
@@ -31,6 +31,7 @@ from chainrule.client._jobs import Job, Show, not_done_yet, showing
 T = TypeVar("T")
 
 _FINAL = frozenset(("succeeded", "failed", "cancelled"))
+_STATUS_FIELDS = {"components", "jobs", "latency_s", "queue", "requests", "workers"}
 # The server says that it is still there more often than this.
 _QUIET_S = 30.0
 _MAX_LINE = 1 << 20
@@ -55,13 +56,22 @@ class JobInfo:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> JobInfo:
-        """From the job object of a server, which may be of a newer version."""
+        """From the job object of a server, which may be of a newer version.
+
+        Raises:
+            TransportError: it is no such object (`not_a_component`).
+        """
+        if not isinstance(content, Mapping) or not content.keys() >= _JOB_FIELDS:
+            raise _not_a_server(f"a job with {', '.join(sorted(_JOB_FIELDS))}")
         return cls(**{f.name: content[f.name] for f in fields(cls) if f.name in content})
 
     @property
     def is_final(self) -> bool:
         """Whether it is over."""
         return self.state in _FINAL
+
+
+_JOB_FIELDS = {field.name for field in fields(JobInfo) if field.default is MISSING}
 
 
 class JobEvent(NamedTuple):
@@ -142,7 +152,7 @@ class Server(JobServer):
 
     def status(self) -> dict[str, Any]:
         """Load, queue, latency, workers and jobs at present."""
-        return self._json("GET", "/status")
+        return self._json("GET", "/status", _STATUS_FIELDS)
 
     def jobs(
         self, *, state: str | None = None, component: str | None = None, limit: int = 100
@@ -150,7 +160,7 @@ class Server(JobServer):
         """The last jobs, newest first: all, or those of a state or a component."""
         wanted = {"limit": limit, "state": state, "component": component}
         query = {name: value for name, value in wanted.items() if value is not None}
-        found = self._json("GET", f"/jobs?{urlencode(query)}")
+        found = self._json("GET", f"/jobs?{urlencode(query)}", {"jobs"})
         return [JobInfo.from_json(job) for job in found["jobs"]]
 
     def job(self, job_id: str) -> JobInfo:
@@ -179,14 +189,34 @@ class Server(JobServer):
         with self._pool.stream(request, Deadline(timeout_s, quiet_s=_QUIET_S)) as response:
             yield from _events(response)
 
-    def _json(self, method: str, path: str) -> dict[str, Any]:
-        return orjson.loads(bytes(self._send(method, path).body))
+    def _json(self, method: str, path: str, names: Set[str] = frozenset()) -> dict[str, Any]:
+        """The object that a path answers, with at least these names in it.
+
+        Raises:
+            TransportError: it answers something else (`not_a_component`).
+        """
+        body = bytes(self._send(method, path).body)
+        try:
+            found = orjson.loads(body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not names <= found.keys():
+            words = f" with {', '.join(sorted(names))}" if names else ""
+            raise _not_a_server(f"JSON{words} from {self._base}{path.partition('?')[0]}")
+        return found
 
     def _send(self, method: str, path: str) -> Answer:
         answer = self._exchange(Request(method, self._base + path, self._headers))
         if answer.status >= 400:
             read_answer(answer)
         return answer
+
+
+def _not_a_server(expected: str) -> TransportError:
+    return TransportError(
+        f"What answers is not a server of Chainrule: expected {expected}. Check the URL.",
+        code="not_a_component",
+    )
 
 
 def _path(job_id: str) -> str:
@@ -205,11 +235,16 @@ def _events(response: HTTPResponse) -> Iterator[JobEvent]:
         if name == "event":
             kind = value
         elif name == "data":
-            data = orjson.loads(value)
-            if kind == "log":
-                yield JobEvent(kind, line=data["line"])
-            else:
-                yield JobEvent(kind, job=JobInfo.from_json(data))
+            yield _event(kind, value)
+
+
+def _event(kind: str, text: str) -> JobEvent:
+    try:
+        data = orjson.loads(text)
+        line = data["line"] if kind == "log" else None
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConnectionError("an event that is not as the protocol says") from error
+    return JobEvent(kind, line=line) if kind == "log" else JobEvent(kind, JobInfo.from_json(data))
 
 
 _STATUS = {"queued": "waiting", "succeeded": "done"}

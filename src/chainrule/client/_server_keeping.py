@@ -120,7 +120,12 @@ class Agenda:
 
     def _work(self) -> None:
         while (action := self._next()) is not None:
-            action()
+            try:
+                action()
+            except Exception:
+                # A thread that ended here would still be counted in `_threads`, and after `_LOOKERS` of them
+                # no server would be asked again.
+                _log.exception("A server could not be asked")
 
     def _next(self) -> Callable[[], Any] | None:
         """What is due next, waited for; `None` when another thread waits already, or all is over."""

@@ -619,6 +619,8 @@ class _Addresses:
             addresses = list(dict.fromkeys(self._resolve(host, port)))
         except OSError as error:
             raise _unknown_name(host, str(error)) from error
+        except Exception as error:  # of the caller's function
+            raise _unknown_name(host, f"{type(error).__name__}: {error}") from error
         if not addresses:
             raise _unknown_name(host, "it has no addresses")
         listed = {}

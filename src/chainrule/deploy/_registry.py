@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin, urlsplit
@@ -95,10 +96,7 @@ class Answer:
         try:
             return json.loads(self.body)
         except ValueError as error:
-            raise TransportError(
-                f"{urlsplit(self.url).netloc} does not answer as a registry does: expected JSON.",
-                code="not_a_registry",
-            ) from error
+            raise _not_a_registry(urlsplit(self.url).netloc, "JSON") from error
 
 
 class Registry:
@@ -255,6 +253,8 @@ class Registry:
                         self._authorization = self._authorize(challenge)
                         continue
                     raise self._failure(method, url, error) from None
+            except HTTPException as error:
+                raise _not_a_registry(self.host, "HTTP") from error
             except (OSError, ValueError) as error:
                 reason = getattr(error, "reason", error)
                 raise TransportError(
@@ -285,7 +285,7 @@ class Registry:
         except urllib.error.HTTPError as error:
             with error:
                 raise self._denied(f"its login server answers with {error.code}") from None
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, HTTPException, ValueError, KeyError) as error:
             raise self._denied("its login server gives no token") from error
 
     def _denied(self, why: str) -> CapabilityError:
@@ -309,6 +309,12 @@ class Registry:
             f"{self.host} answers {method} {path} with {error.code}: {said}.",
             code="registry_failed",
         )
+
+
+def _not_a_registry(host: str, expected: str) -> TransportError:
+    return TransportError(
+        f"{host} does not answer as a registry does: expected {expected}.", code="not_a_registry"
+    )
 
 
 def fallback_tag(digest: str) -> str:
