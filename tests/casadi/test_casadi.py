@@ -189,32 +189,57 @@ def test_opti_and_callbacks_that_nobody_holds():
     np.testing.assert_allclose(opti.solve().value(x), [0.5, 0.25], atol=1e-6)
 
 
-def test_a_sparse_jacobian():
+def with_jacobian(apply, jacobian):
+    """A component of one vector with a Jacobian by hand."""
+
     @component(framework="numpy")
     def plain(x: Vector) -> Vector:
         return x
 
-    def jacobian(inputs, jac_inputs, jac_outputs):
-        n = inputs.x.size
-        rows = np.arange(n)
-        indices = np.concatenate([np.stack([rows, rows], 1), np.stack([rows[1:], rows[:-1]], 1)])
-        values = np.concatenate([2 * inputs.x, -np.ones(n - 1)])
-        return {"result": {"x": SparseArray((n, n), indices, values)}}
-
-    module = ModuleType("stencil")
+    module = ModuleType("by_hand")
     vars(module).update(
         InputSchema=plain.input_schema,
         OutputSchema=plain.output_schema,
-        apply=lambda inputs: {"result": inputs.x**2 - np.concatenate([[0.0], inputs.x[:-1]])},
-        jacobian=jacobian,
+        apply=lambda inputs: {"result": apply(inputs.x)},
+        jacobian=lambda inputs, jac_inputs, jac_outputs: {"result": {"x": jacobian(inputs.x)}},
     )
-    f = chainrule.casadi.function(load_component(module), {"x": np.ones(5)}, sparse=True)
+    return load_component(module)
+
+
+def test_a_sparse_jacobian():
+    def jacobian(x):
+        n = x.size
+        rows = np.arange(n)
+        indices = np.concatenate([np.stack([rows, rows], 1), np.stack([rows[1:], rows[:-1]], 1)])
+        return SparseArray((n, n), indices, np.concatenate([2 * x, -np.ones(n - 1)]))
+
+    stencil = with_jacobian(lambda x: x**2 - np.concatenate([[0.0], x[:-1]]), jacobian)
+    f = chainrule.casadi.function(stencil, {"x": np.ones(5)}, sparse=True)
     x = ca.MX.sym("x", 5)
     found = ca.Function("j", [x], [ca.jacobian(f(x), x)])(np.arange(1.0, 6.0))
     assert found.nnz() == 9
-    np.testing.assert_allclose(
-        found.full(), np.diag(2 * np.arange(1.0, 6.0)) - np.diag(np.ones(4), -1)
-    )
+    expected = np.diag(2 * np.arange(1.0, 6.0)) - np.diag(np.ones(4), -1)
+    np.testing.assert_allclose(found.full(), expected)
+    np.testing.assert_allclose(f.jacobian()(np.arange(1.0, 6.0), 0).full(), expected)
+
+
+def test_entries_at_one_place_add_up():
+    twice = SparseArray((2, 2), [[0, 0], [0, 0], [1, 1]], [1.0, 2.0, 3.0])
+    triple = with_jacobian(lambda x: 3 * x, lambda x: twice)
+    f = chainrule.casadi.function(triple, {"x": np.ones(2)}, sparse=True)
+    np.testing.assert_allclose(f.jacobian()(np.ones(2), 0).full(), 3 * np.eye(2))
+
+
+def test_entries_that_the_example_does_not_have_are_refused():
+    def jacobian(x):
+        order = np.argsort(x)
+        return SparseArray((2, 2), np.stack([[0, 1], order], 1), np.ones(2))
+
+    f = chainrule.casadi.function(with_jacobian(np.sort, jacobian), {"x": [1.0, 2.0]}, sparse=True)
+    with pytest.raises(RuntimeError):
+        f.jacobian()([2.0, 1.0], 0)
+    with pytest.raises(ComponentError, match="other non-zero entries than in the example"):
+        f.raise_error()
 
 
 def test_a_component_without_derivatives():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from chainrule._codec import SparseArray, decode_body, encode_body, media_type_of
+from chainrule._codec import SparseArray, decode_body, encode_body, flat_entries, media_type_of
 from chainrule.errors import DecodeError, InputError, LimitError
 
 DENSE = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0]])
@@ -94,3 +94,12 @@ def test_a_dense_form_that_would_be_too_large():
     for format in ("json", "vnd.chainrule.frames"):
         with pytest.raises(LimitError):
             encode_body(SparseArray((10**9, 10**9), [[1, 1]], [1.0]), format=format, sparse=False)
+
+
+def test_entries_of_a_flattened_array():
+    repeated = SparseArray((2, 2), [[1, 1], [0, 1], [1, 1]], [1.0, 2.0, 3.0])
+    places, values = flat_entries(repeated)
+    assert (places.tolist(), values.tolist()) == ([1, 3], [2.0, 4.0])
+    scalar = SparseArray((), np.zeros((2, 0), int), [1.0, 2.0])
+    assert [part.tolist() for part in flat_entries(scalar)] == [[0], [3.0]]
+    assert [part.tolist() for part in flat_entries(np.array([0.0, 5.0]))] == [[1], [5.0]]

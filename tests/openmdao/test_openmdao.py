@@ -220,15 +220,36 @@ def residual(y: Pair, a: Scalar) -> Pair:
     return jnp.stack([y[0] ** 2 - a, y[0] * y[1] - 1.0])
 
 
-def test_an_implicit_component():
+class OnlyProducts:
+    """A component without a Jacobian."""
+
+    def __init__(self, component):
+        self._component = component
+        self.available_endpoints = [e for e in component.available_endpoints if e != "jacobian"]
+
+    def jacobian(self, *_):
+        raise AssertionError("a Jacobian was asked for")
+
+    def __getattr__(self, name):
+        return getattr(self._component, name)
+
+
+@pytest.mark.parametrize("mode", ["fwd", "rev"])
+@pytest.mark.parametrize("partials", ["dense", "products"])
+def test_an_implicit_component(partials, mode):
     wrapped = chainrule.openmdao.component(
-        residual, {"y": [1.0, 1.0], "a": 4.0}, states={"y": "result"}
+        residual if partials == "dense" else OnlyProducts(residual),
+        {"y": [1.0, 1.0], "a": 4.0},
+        states={"y": "result"},
+        partials=partials,
     )
     wrapped.nonlinear_solver = om.NewtonSolver(solve_subsystems=False, iprint=-1)
-    wrapped.linear_solver = om.DirectSolver()
+    wrapped.linear_solver = (
+        om.DirectSolver() if partials == "dense" else om.ScipyKrylov(iprint=-1, atol=1e-14)
+    )
     problem = om.Problem(reports=False)
     problem.model.add_subsystem("r", wrapped, promotes=["*"])
-    problem.setup()
+    problem.setup(mode=mode)
     problem.set_val("a", 9.0)
     problem.run_model()
     np.testing.assert_allclose(problem.get_val("y"), [3.0, 1 / 3], rtol=1e-8)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import chainrule.stateful as cs
-from chainrule.errors import DefinitionError
+from chainrule.errors import DefinitionError, InputError
 from chainrule.stateful import M
 
 X = jnp.array([0.5, 2.0])
@@ -35,6 +35,20 @@ def pure(x, w, b):
 
 def same(a, b):
     jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-5, atol=1e-6), a, b)
+
+
+@pytest.mark.parametrize(
+    ("argnums", "args"), [(2, (X, X)), (-3, (X, X)), ((0, 2), (X, X)), (0, ())]
+)
+def test_argnums_beyond_the_arguments_are_refused(argnums, args):
+    """With a mask too, where JAX would find the parameters there."""
+    weight = cs.Param(jnp.array(2.0))
+    gradient = cs.grad(
+        lambda *args, w: sum(map(jnp.sum, args), w.get()), argnums=argnums, kwargs_mask=True
+    )
+    with pytest.raises(InputError, match=f"which this call has {len(args)}; found") as info:
+        gradient(*args, w=weight)
+    assert info.value.code == "bad_argnums"
 
 
 @pytest.mark.parametrize("name", ["grad", "value_and_grad", "jacfwd", "jacrev", "hessian"])

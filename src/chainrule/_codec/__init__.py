@@ -8,7 +8,7 @@ allocate, files and addresses against `Grants`, nesting and counts against `Limi
     _compression   single buffers, compressed
     _binrefs       arrays in files: references, Grants of files, reading, writing
     _arrays        one array as a JSON object
-    _sparse        SparseArray
+    _sparse        SparseArray, and its entries without repetition
     _json_trees    trees as JSON text, with the leaves that JSON has no form for
     _frames        the native format: a JSON header and raw buffers
     _bodies        all formats: negotiation, writing, reading
@@ -50,7 +50,7 @@ from chainrule._codec._frames import (
     encode_frames,
 )
 from chainrule._codec._json_trees import parse_json
-from chainrule._codec._sparse import SparseArray
+from chainrule._codec._sparse import SparseArray, flat_entries
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -79,6 +79,7 @@ __all__ = [
     "encode_body",
     "encode_frames",
     "expand_body",
+    "flat_entries",
     "has_masked",
     "is_encoded_array",
     "media_type_of",

@@ -152,3 +152,18 @@ def decoded_sparse(shape: Any, indices: Any, values: Any) -> SparseArray:
 def to_dense(array: SparseArray) -> np.ndarray[Any, Any]:
     """The dense form for a reader that does not know sparse arrays, unless it is unreasonably large."""
     return array.todense(max_bytes=DEFAULT_LIMITS.max_array_bytes)
+
+
+def flat_entries(block: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The places of the entries in a flattened array, each once and in order, and their values.
+
+    For tools that keep one of several entries at the same place, or refuse them: here they add up.
+
+    Args:
+        block: a `SparseArray`, or a dense array, whose entries are those that are not zero.
+    """
+    sparse = block if isinstance(block, SparseArray) else SparseArray.from_dense(block)
+    axes = tuple(sparse.indices.T)
+    flat = np.ravel_multi_index(axes, sparse.shape) if axes else np.zeros(sparse.nnz, int)
+    places, where = np.unique(flat, return_inverse=True)
+    return places, np.bincount(where, weights=sparse.values, minlength=places.size)

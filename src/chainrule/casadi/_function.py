@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import casadi
+from chainrule._codec import flat_entries
 from chainrule._doors import (
     as_identifier,
     asking_for_example,
@@ -35,6 +36,7 @@ from chainrule._doors import (
     real_leaves,
 )
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VJP
+from chainrule._errors import ComponentError
 from chainrule._trees import get_at_path, set_at_path
 from chainrule.runtime import SparseArray
 from chainrule.runtime.internal import Document, Leaf, complete_inputs
@@ -56,7 +58,8 @@ def function(
             vary; defaults of the schema need not be given.
         name: of the function; that of the component by default.
         sparse: declare the entries that the Jacobian has in the example, for components with sparse
-            Jacobians.
+            Jacobians. They have to be those of every other point: CasADi puts columns without a common row
+            into one product.
         finite_differences: let CasADi take differences of a component without derivatives.
 
     Returns:
@@ -174,29 +177,44 @@ class _Program:
     def jacobian_sparsity(self, output: int, argument: int) -> Any:
         """The pattern of one block."""
         of, wrt = self.outputs[output], self.inputs[argument]
-        dense = casadi.Sparsity.dense(of.size, wrt.size)
-        return self._patterns.get((of.path, wrt.path), dense)
+        pattern = self._patterns.get((of.path, wrt.path))
+        return casadi.Sparsity.dense(of.size, wrt.size) if pattern is None else pattern.sparsity
 
     def _blocks(self, tree: Any) -> Any:
         paths = [leaf.path for leaf in self.inputs], [leaf.path for leaf in self.outputs]
         return self._component.jacobian(tree, *paths)
 
-    def _find_patterns(self, sparse: bool) -> dict[tuple[str, str], Any]:
+    def _find_patterns(self, sparse: bool) -> dict[tuple[str, str], _Pattern]:
         if not sparse or not self.has(JACOBIAN.endpoint):
             return {}
-        patterns = {}
         found = self._blocks(self._tree)
-        for of in self.outputs:
-            for wrt in self.inputs:
-                block = found[of.path][wrt.path]
-                if isinstance(block, SparseArray):
-                    rows, columns = _coordinates(block, wrt)
-                    # Found at the example: an author's `SparseArray` says where entries can be, not which are
-                    # zero there by chance.
-                    patterns[of.path, wrt.path] = casadi.Sparsity.triplet(
-                        of.size, wrt.size, rows.tolist(), columns.tolist()
-                    )
-        return patterns
+        # Found at the example: an author's `SparseArray` says where entries can be, not which are zero there
+        # by chance.
+        return {
+            (of.path, wrt.path): _Pattern.of(block, of, wrt)
+            for of in self.outputs
+            for wrt in self.inputs
+            if isinstance(block := found[of.path][wrt.path], SparseArray)
+        }
+
+
+class _Pattern(NamedTuple):
+    """Where a block of the Jacobian has entries.
+
+    Attributes:
+        places: in the flattened block, in order.
+        sparsity: the same for CasADi.
+    """
+
+    places: np.ndarray
+    sparsity: Any
+
+    @classmethod
+    def of(cls, block: SparseArray, of: Leaf, wrt: Leaf) -> _Pattern:
+        """The pattern of one block."""
+        places, _ = flat_entries(block)
+        rows, columns = _rows_and_columns(places, wrt)
+        return cls(places, casadi.Sparsity.triplet(of.size, wrt.size, rows, columns))
 
 
 def _array(matrix: Any, leaf: Leaf) -> np.ndarray:
@@ -210,20 +228,24 @@ def _column(value: Any) -> Any:
     return casadi.DM(np.ravel(np.asarray(value, float)).tolist())
 
 
-def _coordinates(block: SparseArray, wrt: Leaf) -> tuple[np.ndarray, np.ndarray]:
-    flat = np.ravel_multi_index(tuple(block.indices.T), block.shape)
-    rows, columns = np.divmod(flat, max(1, wrt.size))
-    return rows, columns
+def _rows_and_columns(places: np.ndarray, wrt: Leaf) -> tuple[list[int], list[int]]:
+    rows, columns = np.divmod(places, max(1, wrt.size))
+    return rows.tolist(), columns.tolist()
 
 
-def _matrix(block: Any, of: Leaf, wrt: Leaf, pattern: Any) -> Any:
+def _matrix(block: Any, of: Leaf, wrt: Leaf, pattern: _Pattern | None) -> Any:
     if pattern is None:
         dense = block.todense() if isinstance(block, SparseArray) else np.asarray(block, float)
         return casadi.DM(dense.reshape(of.size, wrt.size))
-    rows, columns = _coordinates(block, wrt)
-    values = np.asarray(block.values, float).tolist()
-    found = casadi.DM.triplet(rows.tolist(), columns.tolist(), values, of.size, wrt.size)
-    return casadi.project(found, pattern)
+    places, values = flat_entries(block)
+    if (values[~np.isin(places, pattern.places)] != 0).any():
+        raise ComponentError(
+            f"The Jacobian of {of.path} by {wrt.path} has other non-zero entries than in the example. Leave "
+            "`sparse=True` out, or return these entries at every point.",
+            code="bad_output",
+        )
+    found = casadi.DM.triplet(*_rows_and_columns(places, wrt), values.tolist(), of.size, wrt.size)
+    return casadi.project(found, pattern.sparsity)
 
 
 class _Callback(casadi.Callback):

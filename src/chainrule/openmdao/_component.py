@@ -15,6 +15,7 @@ import numpy as np
 import openmdao.api as om
 from openmdao.utils.units import valid_units
 
+from chainrule._codec import flat_entries
 from chainrule._doors import asking_for_example, distinct_identifiers, real_leaves
 from chainrule._endpoints import JACOBIAN, JVP, VJP
 from chainrule._errors import CapabilityError, ComponentError, InputError
@@ -69,7 +70,8 @@ def component(
     """
     bridge = _Bridge(component, example, partials, dict(units or {}))
     if states is not None:
-        return _Implicit(bridge, bridge.pair_states(states))
+        kind = _ImplicitProducts if partials == "products" else _Implicit
+        return kind(bridge, bridge.pair_states(states))
     return (_Products if partials == "products" else _Explicit)(bridge)
 
 
@@ -201,6 +203,20 @@ class _Bridge:
         found = self._component.vector_jacobian_product(tree, paths, list(vector), vector)
         return {name: found[self.inputs[name].path] for name in wrt}
 
+    def add_products(
+        self, tree: Any, inputs: Mapping[str, Any], outputs: Mapping[str, Any], mode: str
+    ) -> None:
+        """Add J · inputs to the outputs (mode `fwd`), or Jᵀ · outputs to the inputs, by name and in place."""
+        if not inputs or not outputs:
+            return
+        if mode == "fwd":
+            found, into = self.push(tree, inputs, list(outputs)), outputs
+        else:
+            found, into = self.pull(tree, outputs, list(inputs)), inputs
+        # Added, as OpenMDAO demands: several products may go into one vector.
+        for name, vector in into.items():
+            vector += np.reshape(found[name], np.shape(vector))
+
     def pair_states(self, states: Mapping[str, str]) -> dict[str, str]:
         """Name of a state → name of its residual."""
         inputs, outputs = (
@@ -228,7 +244,7 @@ class _Bridge:
     def declare(self, owner: Any, of: str, wrt: str, block: Any) -> None:
         """Declare one partial derivative."""
         if self.partials == "sparse" and isinstance(block, SparseArray):
-            places, _ = _entries(block)
+            places, _ = flat_entries(block)
             rows, cols = np.divmod(places, max(1, self.inputs[wrt].size))
             self._places[of, wrt] = places
             owner.declare_partials(of, wrt, rows=rows, cols=cols)
@@ -241,7 +257,7 @@ class _Bridge:
             dense = block.todense() if isinstance(block, SparseArray) else np.asarray(block)
             partials[of, wrt] = dense.reshape(-1, self.inputs[wrt].size)
             return
-        places, values = _entries(block)
+        places, values = flat_entries(block)
         if not np.array_equal(places, self._places[of, wrt]):
             raise ComponentError(
                 f"The Jacobian of {of} by {wrt} has other non-zero entries than in the example. Use "
@@ -249,13 +265,6 @@ class _Bridge:
                 code="bad_output",
             )
         partials[of, wrt] = values
-
-
-def _entries(block: SparseArray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of the entries in the flattened block, each once and in order, and their values."""
-    flat = np.ravel_multi_index(tuple(block.indices.T), block.shape)
-    places, where = np.unique(flat, return_inverse=True)
-    return places, np.bincount(where, weights=block.values, minlength=places.size)
 
 
 def _named(leaves: Sequence[Leaf], taken: Collection[str] = ()) -> dict[str, Leaf]:
@@ -337,21 +346,11 @@ class _Products(_Explicit):
         """There is no matrix."""
 
     def compute_jacvec_product(self, inputs: Any, d_inputs: Any, d_outputs: Any, mode: str) -> None:
-        """Products with the Jacobian or its transpose, added to what is there."""
-        tree = self.bridge.tree(inputs)
-        wrt = [name for name in self.bridge.inputs if name in d_inputs]
-        of = [name for name in self.bridge.outputs if name in d_outputs]
-        if not wrt or not of:
-            return
-        if mode == "fwd":
-            found = self.bridge.push(tree, {name: d_inputs[name] for name in wrt}, of)
-            for name in of:
-                # Added, as OpenMDAO demands: several products may go into one vector.
-                d_outputs[name] += np.reshape(found[name], d_outputs[name].shape)
-        else:
-            found = self.bridge.pull(tree, {name: d_outputs[name] for name in of}, wrt)
-            for name in wrt:
-                d_inputs[name] += np.reshape(found[name], d_inputs[name].shape)
+        """Products with the Jacobian or its transpose."""
+        bridge = self.bridge
+        knowns = {name: d_inputs[name] for name in bridge.inputs if name in d_inputs}
+        unknowns = {name: d_outputs[name] for name in bridge.outputs if name in d_outputs}
+        bridge.add_products(bridge.tree(inputs), knowns, unknowns, mode)
 
 
 class _Implicit(_Shared, om.ImplicitComponent):
@@ -390,3 +389,33 @@ class _Implicit(_Shared, om.ImplicitComponent):
         for state, residual in self._residual_of.items():
             for wrt in self.bridge.inputs:
                 self.bridge.fill(jacobian, state, wrt, blocks[residual, wrt])
+
+
+class _ImplicitProducts(_Implicit):
+    """A component of residuals with products only."""
+
+    def setup_partials(self) -> None:
+        """Products need no declaration."""
+
+    def linearize(self, inputs: Any, outputs: Any, jacobian: Any) -> None:
+        """There is no matrix."""
+
+    def apply_linear(
+        self, inputs: Any, outputs: Any, d_inputs: Any, d_outputs: Any, d_residuals: Any, mode: str
+    ) -> None:
+        """Products with the derivatives of residuals by states and inputs, or their transposes."""
+        # The residual r(x, y) of states y and inputs x: dr = ∂r/∂x dx + ∂r/∂y dy. Residuals have the names of
+        # their states in OpenMDAO.
+        bridge = self.bridge
+        knowns = {
+            name: vector[name]
+            for vector in (d_inputs, d_outputs)
+            for name in bridge.inputs
+            if name in vector
+        }
+        unknowns = {
+            residual: d_residuals[state].reshape(bridge.outputs[residual].shape)
+            for state, residual in self._residual_of.items()
+            if state in d_residuals
+        }
+        bridge.add_products(bridge.tree(inputs, outputs), knowns, unknowns, mode)

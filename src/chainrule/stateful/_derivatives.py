@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
-from chainrule._errors import DefinitionError
+from chainrule._errors import DefinitionError, InputError
 from chainrule.stateful._call import (
     Call,
     Retracing,
@@ -173,7 +173,11 @@ def _derivative(
 def _argnums(
     argnums: int | Sequence[int] | None, selection: Selection, count: int
 ) -> int | tuple[int, ...]:
-    """Without a mask as in JAX (by default the first); with one, the parameters come last."""
+    """Without a mask as in JAX (by default the first); with one, the parameters come last.
+
+    Raises:
+        InputError: a number is not the position of an argument (`bad_argnums`).
+    """
     if not selection.is_given:
         return 0 if argnums is None else argnums if isinstance(argnums, int) else tuple(argnums)
     # The selected parameters are argument number `count`, after the user's. A negative number counts from the
@@ -181,6 +185,13 @@ def _argnums(
     if argnums is None or argnums == ():
         return count
     chosen = (argnums,) if isinstance(argnums, int) else argnums
+    for num in chosen:
+        if not -count <= num < count:
+            raise InputError(
+                f"Expected argnums to be positions of positional arguments, of which this call has {count}; "
+                f"found {num}. Parameters are selected by `kwargs_mask` alone.",
+                code="bad_argnums",
+            )
     return (*(num % count for num in chosen), count)
 
 

@@ -28,9 +28,8 @@ from chainrule._files import Scratch
 from chainrule.runtime._fmi._description import Description, Interface, Variable, split, total
 
 _log = logging.getLogger(__name__)
-# The working folder belongs to the whole process: one thread at a time changes it, and changes it back.
 _loading = threading.Lock()
-"""FMPy changes the working directory of the process while it loads a library."""
+"""FMPy changes the working folder, which all threads share, while it loads a library: one at a time."""
 _LEVELS = (logging.DEBUG, logging.WARNING, logging.WARNING, logging.ERROR, logging.ERROR)
 _WARNING, _FATAL = 1, 4
 _MOST_ITERATIONS = 100

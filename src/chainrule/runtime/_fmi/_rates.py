@@ -82,8 +82,6 @@ class Rates:
 
     def go_to(self, point: Point) -> None:
         """Bring the instance to a point, from any state."""
-        # A parameter can be changed only by starting the instance again (`go_to`), which is why it is brought
-        # back at the end: the next product of the same call is asked for at this point.
         is_elsewhere = self._point is None or _key(point.parameters) != self._key
         if is_elsewhere or self.has_events:
             self.has_events = self.start(point).next is not None or self.has_events
@@ -204,6 +202,8 @@ class Rates:
             }
             self.go_to(here._replace(parameters={**here.parameters, **moved}))
             ends.append(self._values(of))
+        # A parameter is changed by starting the instance again. It is brought back: the next product of the
+        # same call is asked for at this point.
         self.go_to(here)
         return (ends[0] - ends[1]) / (2 * step)
 
