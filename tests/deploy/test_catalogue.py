@@ -213,6 +213,10 @@ def test_the_commands(registry, capfd, monkeypatch):
     assert left.value.code == 0
     said = f"No component was pushed to {registry}/comand with `chainrule image push`.\n"
     assert capfd.readouterr().out == said
+    # A registry whose images are below a prefix.
+    with pytest.raises(SystemExit):
+        main(["search", registry])
+    assert f"search {registry}/PREFIX" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

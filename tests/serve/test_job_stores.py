@@ -595,6 +595,23 @@ def test_a_database_that_is_restarted(postgres, two_stores):
     store.heard.wait_for("work")  # it listens again
 
 
+def test_a_database_that_is_away_does_not_fill_the_log(postgres, two_stores, caplog):
+    """A job that ends meanwhile asks four times per second; it does not say so each time."""
+    store, _ = two_stores
+    add(store)
+    running = store.start(store.take("c"))
+    postgres.stop()
+    ending = threading.Thread(target=end, args=(store, running))
+    ending.start()
+    ending.join(2)
+    assert ending.is_alive()
+    postgres.start()
+    ending.join()
+    said = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) <= 2  # one in 15 seconds
+    assert store.get(running.id).state == "succeeded"
+
+
 def test_no_statement_of_a_database_reads_all_jobs(postgres, two_stores):
     """Planned for 20 000 jobs that are over, and a few that wait."""
     from chainrule.serve._jobs import _statements as sql

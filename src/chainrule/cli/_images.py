@@ -374,7 +374,10 @@ def _search(options: Namespace) -> int:
 def _why_none(catalogue: Catalogue, place: str) -> str:
     if catalogue.entries():
         return "No component fits."
-    return f"No component was pushed to {place} with `chainrule image push`."
+    said = f"No component was pushed to {place} with `chainrule image push`."
+    if "/" in place:
+        return said
+    return f"{said} Images below a prefix are found with it: chainrule search {place}/PREFIX"
 
 
 def _entry_facts(entry: CatalogueEntry) -> dict[str, Any]:

@@ -636,7 +636,7 @@ class PostgresJobStore(JobStore):
         """
         while True:
             try:
-                return self._do(work, _RETRY_S)
+                return self._do(work)
             except StorageError as error:
                 if error.code != "jobs_database_unreachable":
                     raise
