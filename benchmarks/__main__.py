@@ -176,18 +176,19 @@ def _page(progress: Progress) -> str:
     head = (
         "---\nhide: [toc]  # room for the tables\n---\n"
         "# Benchmarks\n\n"
-        "Every speed claim is a file in `benchmarks/` that measures us, the peer and the floor in turns "
-        "in one run. This page is what `make bench` writes; run it on your machine, and compare ratios, not "
+        "Every speed claim has a file in `benchmarks/` that measures Chainrule, the peer and the floor in "
+        "turns in one run. `make bench` writes this page. Run it on your machine, and compare ratios, not "
         "seconds.\n\n"
         f"{_not_met(progress)}\n"
         f"## Five charts\n\n{_charts.write(progress.rows, PAGE)}\n"
         "## How it was measured\n\n"
-        "A row is against a peer or against a floor: what the machine, or code written by hand, needs for "
-        "the same. `make bench` prints this table and exits 0; `python -m benchmarks --strict` exits 1 when "
-        "a bar is not met or a file fails; `python -m benchmarks frames http` runs some.\n\n"
+        "Each row compares Chainrule with a peer or with a floor. The floor is the time that the machine, "
+        "or code written by hand, needs for the same work. `make bench` prints this table and exits with 0; "
+        "`python -m benchmarks --strict` exits with 1 when a bar is not met or a file fails; "
+        "`python -m benchmarks frames http` runs only the named files.\n\n"
         f"{day}, {os.cpu_count()} cores of {_processor()} shared with others (load {load:.1f}), Python "
         f"{platform.python_version()}, {versions}. "
-        "Figures of a GPU are [at the end](#on-a-gpu).\n"
+        "GPU figures are [at the end](#on-a-gpu).\n"
     )
     took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in progress.seconds.items())
     minutes = sum(progress.seconds.values()) / 60
@@ -201,7 +202,7 @@ def _page(progress: Progress) -> str:
 
 
 def _not_met(progress: Progress) -> str:
-    """What a reader has to know first: the bars that were missed."""
+    """The first section of the page: the bars that were not met."""
     judged = [row for row in progress.rows if row.met is not None]
     missed = [row for row in judged if not row.met]
     if not missed:
@@ -214,13 +215,13 @@ def _not_met(progress: Progress) -> str:
     return (
         f"## What is not met\n\n{len(missed)} of {len(judged)} bars are not met in this run. "
         f"They are in {places}. [Bars at the floor](#bars-at-the-floor) says what was tried; "
-        "bars of a GPU are [at the end](#on-a-gpu).\n\n"
+        "GPU bars are [at the end](#on-a-gpu).\n\n"
         f"{markdown(missed)}"
     )
 
 
 def _processor() -> str:
-    """The model of the processor where the system tells it, else its kind."""
+    """The model of the processor if the system reports it, else the architecture."""
     facts = Path("/proc/cpuinfo")
     found = re.search(
         r"^model name\s*: (.+)$", facts.read_text() if facts.exists() else "", re.MULTILINE
@@ -229,7 +230,7 @@ def _processor() -> str:
 
 
 def _kept_sections() -> str:
-    """What is written by hand: everything from "On a GPU" on."""
+    """The part that is written by hand: everything from "On a GPU" on."""
     before = PAGE.read_text() if PAGE.exists() else ""
     _, heading, rest = before.partition("\n## On a GPU\n")
     return heading + rest

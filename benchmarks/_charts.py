@@ -93,8 +93,8 @@ def write(rows: Sequence[Row], page: Path) -> str:
         (folder / f"{name}.svg").write_text(svg)
     shown = "\n".join(f'--8<-- "docs/assets/benchmarks/{name}.svg"' for name in found)
     return (
-        "Blue is Chainrule, orange is another package, grey is the floor: what the machine, or code written "
-        "by hand, needs. Shorter is faster. Bars of one claim share a scale.\n\n"
+        "Blue is Chainrule, orange is another package, grey is the floor: the time that the machine, or code "
+        "written by hand, needs. Shorter is faster. Bars of one claim share a scale.\n\n"
         f'<div class="charts">\n{shown}\n</div>\n'
     )
 

@@ -18,9 +18,9 @@ EXPLANATIONS = ROOT / "scripts" / "error_explanations.yaml"
 
 _HEAD = """# Error codes
 
-Every code that an error can carry: what it means, and how its message begins (… stands for facts of the
-case). The class decides the HTTP status and the exit code ([errors](errors.md)); the code says why. Codes
-that begin with `array_` describe an array that does not fit its declaration.
+This page lists every error code, with its meaning and the beginning of its message (… stands for values
+of the call). The class decides the HTTP status and the exit code ([errors](errors.md)); the code gives the
+reason. Codes that begin with `array_` describe an array that does not fit its declaration.
 
 """
 
