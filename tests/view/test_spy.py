@@ -32,6 +32,12 @@ def test_matrices_of_all_kinds(form):
     np.testing.assert_array_equal(dense(block), MATRIX != 0)
 
 
+def test_padding_of_jax_is_not_drawn():
+    (block,) = view.spy(BCOO.fromdense(MATRIX, nse=5)).blocks
+    np.testing.assert_array_equal(dense(block), MATRIX != 0)
+    assert block.count == 3
+
+
 def test_structured_jacobians_in_a_tree():
     def f(x, y):
         return {"a": x[1:] - x[:-1], "b": x[:2] * y}

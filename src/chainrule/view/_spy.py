@@ -104,8 +104,10 @@ def _block(name: str, leaf: Any, output_axes: int | None) -> SpyBlock:
         entries = leaf.tocoo()
         rows, columns, shape = entries.row, entries.col, leaf.shape
     elif hasattr(leaf, "indices") and hasattr(leaf, "todense"):
-        rows, columns = np.asarray(leaf.indices).T
         shape = leaf.shape
+        indices = np.asarray(leaf.indices)
+        # JAX pads with indices that lie just outside the shape; such entries do not exist.
+        rows, columns = indices[(indices < np.array(shape)).all(axis=-1)].T
     else:
         matrix = _as_matrix(np.asarray(leaf), output_axes, name)
         rows, columns = np.nonzero(matrix)

@@ -168,6 +168,26 @@ def test_every_operator_agrees_with_onnxruntime(tmp_path):
     from_onnx(save(tmp_path, nodes, VECTOR, outputs, constants, opset=20))
 
 
+def test_exclusive_sums_do_not_know_their_own_element(tmp_path):
+    sums = helper.make_node("CumSum", ["x", "axis"], ["y"], exclusive=1)
+    shapes = {"x": (F32, [3])}, {"y": (F32, [3])}
+    model = from_onnx(save(tmp_path, [sums], *shapes, {"axis": np.int64(0)}))
+    x = np.float32([1.0, 2.0, np.inf])
+    assert model.apply({"x": x})["y"].tolist() == [0.0, 1.0, 3.0]
+    found = jax.jit(lambda x: apply_component(model, {"x": x}, inline=True)["y"])(x)
+    assert found.tolist() == [0.0, 1.0, 3.0]
+
+
+def test_further_results_that_are_used_have_no_derivatives(tmp_path):
+    pool = helper.make_node("MaxPool", ["x"], ["m", "places"], kernel_shape=[2])
+    cast = helper.make_node("Cast", ["places"], ["y"], to=F32)
+    shapes = {"x": (F32, [1, 1, 3])}, {"y": (F32, [1, 1, 2])}
+    path = save(tmp_path, [pool, cast], *shapes)
+    with pytest.warns(RuntimeWarning, match="the further result 'places' of an operator"):
+        model = from_onnx(path)
+    assert model.apply({"x": np.float32([[[1, 3, 2]]])})["y"].tolist() == [[[1.0, 1.0]]]
+
+
 def test_large_integers_are_divided_exactly(tmp_path):
     nodes = [helper.make_node("Div", ["k", "d"], ["y"]), helper.make_node("Neg", ["x"], ["z"])]
     inputs, outputs = {"k": (I32, [4]), "x": (F32, [1])}, {"y": (I32, [4]), "z": (F32, [1])}

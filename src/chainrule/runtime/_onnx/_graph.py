@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -128,6 +128,7 @@ class Graph:
         """Outputs in their order, in a graph that has other values around it."""
         values: dict[str, Any] = {"": None, **outside, **self._constants, **inputs}
         for each in self._nodes:
+            _check_known(each.inputs, values)
             node = each.at(values)
             try:
                 found = OPERATORS[node.operator](node, *(values[name] for name in node.inputs))
@@ -135,7 +136,19 @@ class Graph:
                 raise NotImplementedError(f"{node.operator}: {error}") from error
             results = found if isinstance(found, (list, tuple)) else [found]
             values |= dict(zip(node.results, results, strict=False))
+        _check_known(self._outputs, values)
         return [values[name] for name in self._outputs]
+
+
+def _check_known(names: Iterable[str], values: Mapping[str, Any]) -> None:
+    """Refuse the use of what entries leave out: further results of an operator, such as the mask of Dropout.
+
+    Raises:
+        NotImplementedError: there is no such value.
+    """
+    for name in names:
+        if name not in values:
+            raise NotImplementedError(f"the further result {name!r} of an operator")
 
 
 def _unknown(proto: GraphProto, versions: Mapping[str, int]) -> set[str]:
@@ -407,8 +420,13 @@ def _extreme_place(name: str) -> Operator:
 def _cumulated(node: Any, x: Any, axis: Any) -> Any:
     axis = int(node.static(axis).reshape(()))
     found = jnp.flip(x, axis) if node.get("reverse", 0) else x
+    if node.get("exclusive", 0):
+        # Sums without the element itself are the sums of the elements before it. Their difference to the full
+        # sums would be less exact, and NaN from the first infinity on.
+        widths = [(0, 0, 0)] * x.ndim
+        widths[axis] = (1, -1, 0)  # a zero in front, and without the last one
+        found = jax.lax.pad(found, jnp.zeros((), x.dtype), widths)
     total = jnp.cumsum(found, axis, dtype=x.dtype)
-    total = total - found if node.get("exclusive", 0) else total
     return jnp.flip(total, axis) if node.get("reverse", 0) else total
 
 
