@@ -337,6 +337,21 @@ def test_https_where_there_is_http(server):
     assert caught.value.code == "unreachable"
 
 
+def test_http_where_there_is_https(fake, certificate):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    url = fake(tls=context).url.replace("https://", "http://")
+    with pytest.raises(TransportError, match="Does it speak https:// there") as caught:
+        Component.from_url(url, retries=0).health()
+    assert caught.value.code == "connection_lost"
+    # One that has answered speaks http://.
+    with Component.from_url(fake(OK, None).url, retries=0) as component:
+        component.apply({})
+        with pytest.raises(TransportError) as caught:
+            component.apply({})
+    assert "https://" not in caught.value.message
+
+
 # What is sent
 
 

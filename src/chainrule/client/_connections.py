@@ -279,6 +279,7 @@ class ConnectionPool:
         self.origin = origin
         self._credentials = credentials or Credentials()
         self._idle: IdleConnections[_IdleSocket] = IdleConnections()
+        self._has_answered = False
 
     def exchange(self, request: Request, ticket: Ticket, deadline: Deadline) -> Answer:
         """Send a request and receive its answer; once more where the token was changed meanwhile.
@@ -416,6 +417,7 @@ class ConnectionPool:
         response = HTTPResponse(reading, method=request.method)
         with contextlib.closing(response), self._losses(deadline):
             response.begin()
+            self._has_answered = True
             self._check_length(response.headers.get("content-length"))
             if response.status in _REDIRECTS:
                 raise self._redirected(response.headers.get("location", "another place"))
@@ -463,9 +465,11 @@ class ConnectionPool:
         except TimeoutError as error:
             raise self._timed_out(deadline, was_sent=True) from error
         except (OSError, HTTPException) as error:
+            is_unknown = self.origin.tls is None and not self._has_answered
+            hint = " Does it speak https:// there?" if is_unknown else ""
             raise LostConnectionError(
                 f"The connection to {self.origin} broke before the answer was complete "
-                f"({type(error).__name__}).",
+                f"({type(error).__name__}).{hint}",
                 was_sent=True,
                 code="connection_lost",
             ) from error
