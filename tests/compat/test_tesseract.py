@@ -61,6 +61,13 @@ def test_device_memory_is_not_shared(make):
         make("nvlink")
 
 
+def test_served_containers_share_no_device_memory_either():
+    with pytest.raises(NotImplementedError, match="host memory"):
+        tc.serve("scaling", gpu_transport="cuda_ipc")
+    with pytest.raises(ValueError, match="Unknown gpu_transport 'nvlink'"):
+        tc.serve("scaling", gpu_transport="nvlink")
+
+
 def test_files_that_are_no_components(tmp_path):
     """Missing ones are missing, all others a `RuntimeError`, as in the ancestor."""
     for make in (tc.Tesseract.from_tesseract_api, tc.Tesseract.from_source):

@@ -234,3 +234,24 @@ def test_a_component_whose_inputs_have_defaults(call):
     assert "there are a." in texts(none)[0]
     found = call("line_gradient", {"inputs": {}, "of": "result", "wrt": ["a"]})
     assert found.structured_content["gradient"]["a"] == pytest.approx(3.0)
+
+
+def test_components_of_one_name_get_numbers(tmp_path):
+    """The names of tools have at most 64 characters, and differ."""
+    name = "a_component_with_a_name_that_is_longer_than_most_clients_can_show"
+    sources = []
+    for number in range(3):
+        sources.append(str(tmp_path / f"part_{number}.py"))
+        Path(sources[-1]).write_text(
+            LINE.replace('derivatives="finite"', f'derivatives="finite", name="{name}"')
+        )
+
+    async def names():
+        async with Client(server(*sources)) as client:
+            return [tool.name for tool in (await client.list_tools()).tools]
+
+    found = asyncio.run(names())
+    assert [each.rpartition("_")[2] for each in found] == ["apply", "gradient", "jacobian"] * 3
+    assert [each for each in found if len(each) > 64] == []
+    stems = [each.removesuffix("_apply") for each in found if each.endswith("_apply")]
+    assert stems == [stems[0], f"{stems[0]}_2", f"{stems[0]}_3"]

@@ -171,9 +171,11 @@ class _Tools:
     def tools(self, taken: Mapping[str, Any]) -> dict[str, Tool]:
         """Name → tool; names that are taken get a number."""
         facts = self._facts
-        name = re.sub(r"[^A-Za-z0-9_-]+", "_", facts.name)[: _MAX_NAME - len("_2_gradient")]
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "_", facts.name)[: _MAX_NAME - len("_999_gradient")]
+        name, number = stem, 1
         while f"{name}_apply" in taken:
-            name = f"{name}_2"
+            number += 1
+            name = f"{stem}_{number}"
         about = (facts.description or facts.name).strip()
         found = {
             "apply": Tool(
@@ -303,7 +305,7 @@ class _Watcher:
         self.timeout_s = timeout_s
         self._report = report
         self.output = output  # what the component prints goes to standard error
-        self._pending: list[asyncio.Task[None]] = []
+        self._last: asyncio.Task[None] | None = None
 
     async def on_start(self) -> None:
         """Nothing to prepare."""
@@ -313,18 +315,19 @@ class _Watcher:
         if self._report is None:
             return
         # Tasks may finish sending in any order. Each waits for the one before, so that a bar never goes back.
-        before = self._pending[-1] if self._pending else None
+        before = self._last
 
         async def send() -> None:
             if before is not None:
                 await before
             await self._report(fraction, 1.0, message or None)
 
-        self._pending.append(asyncio.get_running_loop().create_task(send()))
+        self._last = asyncio.get_running_loop().create_task(send())
 
     async def finish(self) -> None:
         """Wait until all reports are sent: none may come after the result."""
-        await asyncio.gather(*self._pending, return_exceptions=True)
+        if self._last is not None:
+            await asyncio.gather(self._last, return_exceptions=True)
 
 
 # --- values -------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from chainrule._errors import CapabilityError, InputError
+from chainrule.compat.tesseract_core.runtime.config import check_gpu_transport
 from chainrule.deploy.images import (
     ComponentImage,
     Container,
@@ -176,8 +177,9 @@ def run_tesseract(
     flags = [f"--{n.replace('_', '-')}={v}" for n, v in settings.items() if v is not None]
     call = [command, *arguments, *(flags if is_native else ())]
     stdout, stderr = ask_image(image, call, options, engine=engine)
+    on_line = _sink(stream_logs)
     for line in stderr.splitlines():
-        _sink(stream_logs)(line)
+        on_line(line)
     return stdout, stderr
 
 
@@ -254,6 +256,7 @@ def serve(
     Returns:
         The container's name, and the container.
     """
+    check_gpu_transport(gpu_transport)
     settings = {"output_format": output_format, **(runtime_config or {})}
     container = start_container(
         image_name,
