@@ -19,9 +19,6 @@ from chainrule.cli._sources import (
     add_component,
     add_folders,
     component_folder,
-    is_url,
-    open_component,
-    open_served,
     opened,
 )
 from chainrule.runtime import ComponentConfig
@@ -96,9 +93,10 @@ def add_gradient_arguments(parser: ArgumentParser) -> None:
 
 def _check_gradients(options: Namespace) -> int:
     """Exit with 1 when a derivative is wrong."""
-    with result_stream() as stdout:
+    files = {"input_path": options.input_path}
+    with result_stream() as stdout, opened(options, files) as component:
         names = options.endpoints
-        component, config = _open(options)
+        config = getattr(component, "config", None) or ComponentConfig.make(files)
         payload = given_payload(options, config)
         with inputs_explained(options, payload):
             report = check_gradients(
@@ -117,14 +115,6 @@ def _check_gradients(options: Namespace) -> int:
         facts = report.to_dict(options.max_failures)
         write_result(options, facts, lambda: report.table(options.max_failures), to=stdout)
     return int(not report.passed)
-
-
-def _open(options: Namespace) -> tuple[Any, ComponentConfig]:
-    """The component, and the configuration that its payload is read with."""
-    if is_url(options.component):
-        return open_served(options), ComponentConfig(input_path=options.input_path)
-    component = open_component(options, {"input_path": options.input_path})
-    return component, component.config
 
 
 def _eps(options: Namespace) -> Any:

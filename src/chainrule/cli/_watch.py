@@ -57,7 +57,7 @@ def _top(options: Namespace) -> int:
     if options.json:
         write_text(json.dumps(server.status()) + "\n")
     elif options.once or not _can_be_redrawn():
-        show(_view(options.url, server, ()))
+        show(_view(options.url, server.status(), server))
     else:
         _watch(options, server)
     return 0
@@ -75,11 +75,15 @@ def _watch(options: Namespace, server: Server) -> None:
     from rich.live import Live
 
     history: deque[Mapping[str, Any]] = deque(maxlen=_KEPT)
-    view = _view(options.url, server, history)
-    screen = Live(view, console=Console(), screen=True, auto_refresh=False)
+
+    def view() -> Any:
+        history.append(server.status())
+        return _view(options.url, history[-1], server, history)
+
+    screen = Live(view(), console=Console(), screen=True, auto_refresh=False)
     with suppress(KeyboardInterrupt), _single_keys(), screen as live:
         while not _asked_to_end(options.every):
-            live.update(_view(options.url, server, history), refresh=True)
+            live.update(view(), refresh=True)
 
 
 @contextmanager
@@ -111,13 +115,13 @@ def _asked_to_end(seconds: float) -> bool:
     return False
 
 
-def _view(url: str, server: Server, history: Sequence[Mapping[str, Any]]) -> Any:
+def _view(
+    url: str, status: Mapping[str, Any], server: Server, history: Sequence[Mapping[str, Any]] = ()
+) -> Any:
+    """What `top` shows; with the states before, where it is drawn again and again."""
     from rich.console import Group
     from rich.text import Text
 
-    status = server.status()
-    if isinstance(history, deque):
-        history.append(status)
     return Group(  # a small screen cuts the end: the oldest jobs
         *([Text("q ends this", style="dim")] if history else []),
         _headline(url, status, history),

@@ -42,9 +42,8 @@ def as_body(payload: Mapping[str, Any], body_format: str) -> list[Any]:
     """
     try:
         return encode_body(payload, format=body_format)
-    except (
-        DefinitionError
-    ) as error:  # for the codec it is the author's mistake; of a request, the caller's
+    except DefinitionError as error:
+        # The codec takes it for the author's mistake; in a request it is the caller's.
         place = f"At {error.path!r}: " if error.path else ""
         raise InputError(f"{place}{error.message}", code=error.code, path=error.path) from None
 

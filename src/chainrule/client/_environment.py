@@ -30,15 +30,17 @@ from chainrule.runtime.internal import read_mapping
 _FOLDER = ".chainrule-venv"
 _STAMP = "chainrule-stamp"
 _LAST = "CHAINRULE_PATH_LAST"
+_CONDA = (".yaml", ".yml")
+# The first that reads lock files (PEP 751).
+_PIP_WITH_LOCKS = 26
+
 USUAL_REQUIREMENTS = (
     "pylock.toml",
     "requirements.txt",
     "tesseract_requirements.txt",
     "pyproject.toml",
 )
-_CONDA = (".yaml", ".yml")
-# The first that reads lock files (PEP 751).
-_PIP_WITH_LOCKS = 26
+"""Names of files of requirements, the one that is taken first."""
 
 
 def ensure_environment(source: Path, folder: Path | None = None) -> Path:
@@ -74,15 +76,16 @@ def _declared(home: Path) -> Path | None:
     """The file that says what a component needs."""
     own, peer = home / "component.yaml", home / "tesseract_config.yaml"
     if own.is_file():
-        return requirements_file(home, _entry(read_mapping(own), "build", "requirements"))
-    wishes = _entry(read_mapping(peer), "build_config", "requirements") if peer.is_file() else None
+        return requirements_file(home, _nested(read_mapping(own), "build", "requirements"))
+    wishes = _nested(read_mapping(peer), "build_config", "requirements") if peer.is_file() else None
     wishes = wishes if isinstance(wishes, dict) else {}
     is_conda = wishes.get("provider") == "conda"
     named = "tesseract_environment.yaml" if is_conda else wishes.get("requirements_file")
     return requirements_file(home, named)
 
 
-def _entry(node: Any, *keys: str) -> Any:
+def _nested(node: Any, *keys: str) -> Any:
+    """What mappings in one another hold under some keys; `None` where one of them is missing."""
     for key in keys:
         node = node.get(key) if isinstance(node, dict) else None
     return node

@@ -199,9 +199,8 @@ class HttpTransport(Transport):
                 f"{self.place} says that it is not ready for calls (503 from /ready).",
                 code="not_ready",
             )
-        self._document = document = self._read_document(
-            deadline
-        )  # servers of others have no /ready
+        # Any other answer counts as ready: servers of others have no /ready.
+        self._document = document = self._read_document(deadline)
         return document
 
     def _read_document(self, deadline: Deadline | None = None) -> dict[str, Any]:

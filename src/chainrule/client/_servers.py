@@ -217,6 +217,7 @@ class ServersTransport(ReplicatedTransport):
         self._set_up()
 
     def _set_up(self) -> None:
+        """Make connections, locks and threads, also in a forked process, where none of them works."""
         urls, options, resolve, resolve_every_s = self._made_of
         if any(url.startswith("https://") for url in urls):
             # Reading the authorities takes longer than a call; once is enough for all servers.

@@ -132,9 +132,8 @@ class RandomKeyGenerator(Module):
     def __call__(self, n: int | None = None) -> jax.Array:
         """One raw key; with `n`, an array of that many."""
         keys = self.key.split(1 if n is None else n)
-        if jnp.issubdtype(
-            keys.dtype, jax.dtypes.prng_key
-        ):  # of the global generator, which is native
+        # The state of the global generator is native, and gives typed keys.
+        if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
             keys = jax.random.key_data(keys)
         return keys[0] if n is None else keys
 
@@ -177,8 +176,8 @@ def tree_apply(
         tree: modules, parameters and containers. A node that is shared is visited once per occurrence.
         recursive: also look inside the nodes that were accepted.
     """
-    accepted = jax.tree.leaves(tree, is_leaf=filter_fn)
-    for node in filter(filter_fn, accepted):
+    nodes = jax.tree.leaves(tree, is_leaf=filter_fn)
+    for node in filter(filter_fn, nodes):
         fn(node)
         if recursive:
             for child in _children(node):

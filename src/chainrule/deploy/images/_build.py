@@ -43,7 +43,8 @@ _FAILED = re.compile(r"chainrule-build-failed: (.+)")
 _SHOWN = 25
 # OCI's own format has no health checks. A fixed time makes equal contents equal images.
 _FORMAT = ["--format", "docker", "--timestamp", "0"]
-_ADVICE = {
+# Step of a build, as its scripts name it → what an error says when it fails.
+_PROBLEMS = {
     "conda": "conda cannot be fetched",
     "conda environment": "The environment of conda cannot be made",
     "requirements": "The requirements cannot be installed",
@@ -200,7 +201,7 @@ def _stream(
     step = next((m[1] for line in reversed(tail) if (m := _FAILED.search(line))), None)
     shown = "\n".join(tail[-_SHOWN:])
     raise DefinitionError(
-        f"{_ADVICE.get(step or '', problem)}. The last lines of the engine:\n{shown}",
+        f"{_PROBLEMS.get(step or '', problem)}. The last lines of the engine:\n{shown}",
         code="build_failed",
         details={"step": step, "exit_code": code},
     )

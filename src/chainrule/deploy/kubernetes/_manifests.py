@@ -354,15 +354,17 @@ def _target(deployment: KubernetesDeployment) -> Object:
 
 
 def _network_policy(deployment: KubernetesDeployment) -> Object:
-    """The own namespace and `allow_from` may call; the component may call DNS, `allow_to` and a database."""
+    """Pods of its namespace and of `allow_from` may call it; it may call DNS, `allow_to` and a database."""
     callers: list[Object] = [{"podSelector": {}}]
     for namespace in deployment.allow_from:
         name = {"kubernetes.io/metadata.name": namespace}
         callers.append({"namespaceSelector": {"matchLabels": name}})
-    names: list[Object] = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    ports_anywhere: list[Object] = [
+        {"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")
+    ]
     if deployment.shares_jobs:
-        names.append({"protocol": "TCP", "port": _DATABASE_PORT})
-    outgoing: list[Object] = [{"ports": names}]
+        ports_anywhere.append({"protocol": "TCP", "port": _DATABASE_PORT})
+    outgoing: list[Object] = [{"ports": ports_anywhere}]
     for address in deployment.allow_to:
         network, port = split_address(address)
         ports = {"ports": [{"protocol": "TCP", "port": port}]} if port else {}

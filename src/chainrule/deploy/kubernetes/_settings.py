@@ -73,8 +73,8 @@ class KubernetesDeployment:
         ingress: host name under which an Ingress offers the service.
         ingress_class: class of the Ingress; the cluster's default when not given.
         ingress_tls: Secret with the certificate of the host name.
-        allow_from: namespaces whose pods may call, beside the own one.
-        allow_to: networks that the component may call, such as `10.0.0.0/8:5432`, beside DNS.
+        allow_from: other namespaces whose pods may call.
+        allow_to: networks that the component may call, such as `10.0.0.0/8:5432`, in addition to DNS.
         env: variables of the component.
         env_secret: Secret whose keys are further variables, such as the login of a bucket.
         serve_arguments: further arguments of `chainrule serve`, other than those that the manifests set.
@@ -127,6 +127,7 @@ class KubernetesDeployment:
 
     def __post_init__(self) -> None:
         self._check_names()
+        self._check_arguments()
         self._check_jobs()
         self._check_sizes()
         self._check_together()
@@ -148,6 +149,7 @@ class KubernetesDeployment:
         for address in self.allow_to:
             split_address(address)
 
+    def _check_arguments(self) -> None:
         for argument in self.serve_arguments:
             flag = argument.partition("=")[0]
             if flag in _SET_HERE:

@@ -47,8 +47,6 @@ _log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.2
 # A call that is cancelled is given this long to break off before its replica ends.
 _GRACE_S = 1.0
-
-
 # Smaller contents are sent as bytes, with the message.
 _INLINE_BYTES = 1 << 16
 

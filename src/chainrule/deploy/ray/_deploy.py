@@ -32,8 +32,7 @@ _MANAGER_OPTIONS = {
 NAMESPACE = "chainrule"
 """The namespace in which the managers of named pools are registered."""
 _CONNECT_WITHIN_S = 5.0
-
-
+# Name of a resource, as users and Ray's status say it → the option of an actor that asks for it.
 _OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 

@@ -85,7 +85,8 @@ class RayPool(PoolTransport):
         self._caller = secrets.token_hex(8)
         self._stop_reporting = threading.Event()
         self._reporter = threading.Thread(target=self._report, name="chainrule-report", daemon=True)
-        # Held until replicas are up: the first call starts the pool, the others wait for it.
+        # Held while the manager is asked for the replicas: the first call asks, the others wait for its
+        # answer. Until replicas are up, calls wait in the dispatcher.
         self._starting = threading.Lock()
         self._is_started = False
         self._each_s: float | None = None
