@@ -3,11 +3,14 @@ that was probably meant, an error in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from chainrule._errors import InputError
 from chainrule._trees import is_arraylike, with_article
 
 _ARRAYS = {
@@ -60,6 +63,28 @@ def describe_value(x: Any) -> str:
 def closest(name: Any, known: Iterable[str]) -> str | None:
     """The known name that was probably meant by one that does not exist, if one is close."""
     return next(iter(get_close_matches(str(name), list(known), n=1)), None)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def names_its_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse a keyword that a function does not have, with the one that was probably meant."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in known:
+                raise InputError(
+                    f"{function.__name__} has no argument {name!r}; it has {', '.join(known)}."
+                    f"{did_you_mean(name, known)}",
+                    code="bad_option",
+                )
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:

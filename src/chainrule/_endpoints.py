@@ -23,7 +23,7 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from chainrule._describe import did_you_mean
+from chainrule._describe import did_you_mean, names_its_arguments
 from chainrule._errors import CapabilityError
 from chainrule._results import Result
 from chainrule._trees import dtype_name, is_arraylike, map_leaves
@@ -275,6 +275,7 @@ class EndpointMethods(ABC):
         """
         return _Calling(function)
 
+    @names_its_arguments
     def apply(self, inputs: Any, run_id: str | None = None) -> Any:
         """The outputs for some inputs.
 

@@ -23,6 +23,12 @@ def is_typed(file: str) -> bool:
     return file.startswith(_TYPED)
 
 
+def place_text(file: str, line: int) -> str:
+    """A line of code for people; of typed code, whose file says nothing to them, its number only."""
+    is_cell = is_typed(file) or Path(file).parent.name.startswith("ipykernel_")
+    return f"line {line}" if is_cell else f"{Path(file).name}, line {line}"
+
+
 def is_generated(file: str) -> bool:
     """Whether code has no lines to look at: what `dataclass`, `eval` and the like make."""
     return file.startswith("<") and not is_typed(file)

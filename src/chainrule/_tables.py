@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 
 class Html(str):
@@ -52,6 +53,17 @@ def html_table(
     return f"<table>{thead}<tbody>{body}</tbody></table>"
 
 
+def as_text(*shown: Any, width: int) -> str:
+    """What rich would print, without colours."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    console = Console(file=text, width=width, color_system=None, force_jupyter=False)
+    for each in shown:
+        console.print(each)
+    return text.getvalue()
+
+
 @dataclass(frozen=True)
 class NotedTable:
     """A table with sentences below it, as text and for a notebook.
@@ -69,18 +81,13 @@ class NotedTable:
     width: int
 
     def __str__(self) -> str:
-        from rich.console import Console
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(*self.columns)
         for row in self.rows:
             table.add_row(*row)
-        text = io.StringIO()
-        console = Console(file=text, width=self.width, color_system=None, force_jupyter=False)
-        console.print(table)
-        for note in self.notes:
-            console.print(note, markup=False, highlight=False)
-        return text.getvalue()
+        return as_text(table, *map(Text, self.notes), width=self.width)
 
     def html(self) -> str:
         """The same for a notebook."""

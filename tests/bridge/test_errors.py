@@ -326,8 +326,12 @@ def test_wrong_inputs_are_found_when_tracing():
 
 
 def test_not_a_component():
-    with pytest.raises(DefinitionError, match="from_callable"):
+    with pytest.raises(DefinitionError, match=r"@chainrule\.component.*from_callable"):
         apply_component(np.sin, {"x": X})
+    with pytest.raises(DefinitionError, match=r"found a str\. Load a file by .*load_component"):
+        apply_component("solver.py", {"x": X})
+    with pytest.raises(DefinitionError, match=r"found an int\. A component has `apply`"):
+        apply_component(3, {"x": X})
 
 
 def test_keyboard_interrupt_does_not_become_a_number():

@@ -201,6 +201,7 @@ def test_top_is_live_in_a_terminal(url, capsys, monkeypatch):
         (["job", "cancel", "{url}", "nothing"], "job_unknown"),
         (["inspect", "http://127.0.0.1:1"], "unreachable"),
         (["job", "list", "ftp://nowhere"], "bad_url"),
+        (["job", "list", "{url}", "--component", "slw"], "component_missing"),
         (["top", "http://127.0.0.1:1"], "unreachable"),
         (["job", "list", "{url}", "--token-file", "/nowhere"], "bad_token_file"),
         (["job", "list", "{url}", "--token-file", sys.executable], "bad_token_file"),

@@ -315,6 +315,10 @@ def test_an_interpreter_or_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(DefinitionError) as caught:
         Component.from_source(tmp_path / "absent" / "component.py", environment=True)
     assert caught.value.code == "module_missing"
+    with pytest.raises(DefinitionError) as caught:
+        Component.from_source(tmp_path / "absent.py")
+    assert caught.value.code == "module_missing"
+    assert not getattr(caught.value, "__notes__", [])  # the message says it all
     assert not any(tmp_path.iterdir())
 
 

@@ -451,10 +451,37 @@ def test_metadata_is_the_schema():
         tank.apply({"height": [1.0, 2.0]})
 
 
+def test_bounds_of_design_variables_are_those_of_the_schema():
+    def made():
+        problem = om.Problem(reports=False)
+        model = problem.model
+        model.add_subsystem("c", om.ExecComp("y = 3*a - b + d", a={"units": "m"}), promotes=["*"])
+        model.add_design_var("a", lower=100.0, upper=500.0, units="cm")
+        model.add_design_var("b", upper=2.0)
+        model.add_design_var("d", lower=1.0, ref=10.0)
+        problem.setup()
+        return problem
+
+    line = chainrule.openmdao.from_problem(made, ["a", "b", "d"], ["y"])
+    found = {name: spec.bounds for name, spec in line.differentiable_inputs.items()}
+    assert (found["a"].ge, found["a"].le) == (1.0, 5.0)
+    assert (found["b"].ge, found["b"].le) == (None, 2.0)
+    assert found["d"] is None
+    best = chainrule.minimize(line, {"a": [2.0], "b": [0.0]}, objective="y", free=["a", "b"])
+    np.testing.assert_allclose([best.x["a"][0], best.x["b"][0]], [1.0, 2.0])
+
+
 @pytest.mark.parametrize(
     ("make", "inputs", "message"),
     [
         (openmdao_sellar, ["zz"], "no variable 'zz'"),
+        (openmdao_sellar, ["zs"], "Did you mean 'z'"),
+        (
+            openmdao_sellar,
+            ["y1"],
+            "'y1' cannot be an input: the problem computes it, in 'cycle.d1.y1'",
+        ),
+        (3, ["x"], "a function that makes the problem; found an int"),
         (openmdao_sellar, [], "found none"),
         (openmdao_sellar, "x", r"Write \['x'\]"),
         (openmdao_sellar, {"_x": "x"}, "identifiers"),

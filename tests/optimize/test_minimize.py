@@ -438,12 +438,25 @@ def test_the_number_of_evaluations_is_bounded():
          {"method": "nlopt.LD_MMA", "constraints": [(total, Bounds(ge=1, le=1))]}, "no equality constraints"),
         (square, {"x": np.ones(3)}, {"method": "nlopt.GN_DIRECT"}, "refuses this problem"),
         (distance, [1.0], {}, "as a dictionary; found a list"),
+        (square, {"x": np.ones(3)}, {"bound": {"x": (0, 1)}}, "Did you mean 'bounds'?"),
+        (square, {"x": np.ones(3)}, {"method": "LBFGSB"}, "Did you mean 'L-BFGS-B'?"),
+        (square, {"x": np.ones(3)}, {"options": {"maxitr": 1}}, "maxitr. Did you mean 'maxiter'?"),
+        (lambda p: jnp.log(p["x"]), {"x": -1.0}, {}, "is nan, which is not a finite number at the start"),
     ],
 )  # fmt: skip
 def test_bad_input_is_named(f, x0, options, message):
     with pytest.raises(InputError) as caught:
         minimize(f, x0, **options)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["L-BFGS-B", "SLSQP", "Nelder-Mead", "trust-constr"])
+def test_the_message_says_whether_it_converged_and_is_not_in_capitals(method):
+    found = minimize(square, {"x": np.ones(3)}, method=method)
+    assert found.message.startswith(f"Converged. {method} says: ")
+    assert not found.message.split(": ")[1].isupper()
+    early = minimize(square, {"x": np.ones(3)}, method="Nelder-Mead", options={"maxiter": 2})
+    assert early.message.startswith("Not converged. Nelder-Mead says: ")
 
 
 def test_a_solver_inside_of_a_transformation_is_refused():

@@ -100,6 +100,22 @@ def test_results_of_every_kind(look, url):
     card(page, "powers").get_by_role("button", name="show all").click()
 
 
+def test_edges_of_a_mesh_have_the_colour_of_the_theme_that_is_switched_to(look, url):
+    seen = {}
+    for scheme in ("light", "dark"):
+        page = look(f"{url}/c/plate_component/", 1280, scheme)
+        wait_for_run(page)
+        page.get_by_label(re.compile(": edges$")).first.check()
+        mesh = page.locator("canvas.mesh").first
+        other = {"light": "dark", "dark": "light"}[scheme]
+        seen[scheme, "system"] = mesh.evaluate("canvas => canvas.toDataURL()")
+        page.get_by_role("button", name="switch between light and dark").click()
+        seen[other, "switch"] = mesh.evaluate("canvas => canvas.toDataURL()")
+    assert seen["light", "system"] == seen["light", "switch"]
+    assert seen["dark", "system"] == seen["dark", "switch"]
+    assert seen["light", "system"] != seen["dark", "system"]
+
+
 def test_gradient_on_the_inputs_and_what_it_foretells(look, url):
     page = look(f"{url}/c/plate_component/", 390, "dark")
     wait_for_run(page)

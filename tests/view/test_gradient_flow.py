@@ -102,7 +102,31 @@ def test_no_box_is_called_lambda():
     picture = view.gradient_flow(lambda x: (lambda y: jnp.sum(double(jnp.sin(y))))(x) ** 2, X)
     names = [part.name for part in picture.parts]
     assert not any("<" in name for name in names)
-    assert names[1].startswith("lambda, test_gradient_flow.py:")
+    assert names[1].startswith("lambda, test_gradient_flow.py, line ")
+
+
+def test_calls_of_one_component_are_told_apart():
+    double = chainrule.from_callable(
+        lambda x: 2 * x, vjp=lambda x, u: (2 * u,), abstract=lambda x: x, name="double"
+    )
+    picture = view.gradient_flow(lambda x: jnp.sum(double(double(x))), X)
+    assert [picture.label(k) for k in (0, 1)] == ["double 1", "double 2"]
+    drawn = picture.svg()
+    assert ">double 1<" in drawn
+    assert ">double 2<" in drawn
+    text = str(picture)  # as `print` shows it
+    assert "double 1" in text
+    assert "cotangent" in text
+    assert max(map(len, text.splitlines())) <= 79
+
+
+def test_a_lambda_in_a_cell_is_named_by_its_line():
+    cells = ("<ipython-input-44-d560397086ad>", "<stdin>", "/tmp/ipykernel_12/345.py")
+    for file in cells:
+        code = compile("\n\nfun = lambda x: 2 * x ** 2", file, "exec")
+        scope = {}
+        exec(code, scope)
+        assert [part.name for part in view.pipeline(scope["fun"], 1.0).parts] == ["line 3"]
 
 
 def network(x):

@@ -252,7 +252,7 @@ def test_wrong_options():
         chainrule.watch(max_frames=2)
 
 
-def test_a_tab_is_opened_where_that_is_asked_for(monkeypatch):
+def test_a_tab_is_opened_where_that_is_asked_for(monkeypatch, capsys):
     opened = []
 
     def browser(url):
@@ -265,6 +265,6 @@ def test_a_tab_is_opened_where_that_is_asked_for(monkeypatch):
     with chainrule.watch(open_browser=True) as w:
         assert opened == [w.url]
     with chainrule.watch() as w:  # nothing is a terminal here
-        pass
+        assert capsys.readouterr().err == f"Watch the run at {w.url}\n"
     assert len(opened) == 1
     assert repr(w) == "<Watch 'A run': 0 steps, 0 kept>"

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from chainrule._describe import names_its_arguments
 from chainrule._errors import InputError
 from chainrule._jaxpr import is_staging
 from chainrule._trees import is_arraylike, map_with_paths
@@ -136,6 +137,7 @@ def apply_component(
     return sow_values(opened, answer, types)
 
 
+@names_its_arguments
 def from_callable(
     function: Callable[..., Any],
     *,

@@ -12,12 +12,14 @@ import re
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic_core import PydanticCustomError
 
 from chainrule._codec import dtype_from_name
+from chainrule._describe import describe_value
 from chainrule._device import own_copy
 from chainrule._endpoints import DERIVATIVES, JACOBIAN, JVP, VJP, DerivativeKind, Side, to_abstract
 from chainrule._errors import ComponentError, DefinitionError
@@ -323,10 +325,24 @@ def _make_target(component: Any) -> ComponentTarget:
         return ComponentTarget(component)
     except (AttributeError, TypeError) as error:
         raise DefinitionError(
-            f"Expected a component (with `apply`, `available_endpoints` and `openapi_schema`); found "
-            f"{type(component).__name__}. For a plain Python function use `chainrule.from_callable`.",
+            f"Expected a component; found {describe_value(component)}. {_advice(component)}",
             code="not_a_component",
         ) from error
+
+
+def _advice(component: Any) -> str:
+    """How to make a component of something that is none."""
+    if isinstance(component, (str, Path)):
+        return (
+            "Load a file by `chainrule.runtime.load_component`, or connect to a server by "
+            "`Component.from_url`."
+        )
+    if callable(component):
+        return (
+            "Decorate the function with `@chainrule.component`, or wrap it without a schema by "
+            "`chainrule.from_callable`."
+        )
+    return "A component has `apply`, `available_endpoints` and `openapi_schema`."
 
 
 def _is_local(component: Any) -> bool:

@@ -20,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args
 
@@ -30,6 +29,7 @@ from chainrule._call_prices import problem_of_prices
 from chainrule._device import DeviceLibrary, own_copy
 from chainrule._endpoints import HVP, JVP, VJP, DerivativeKind
 from chainrule._errors import ComponentError, DefinitionError, InputError
+from chainrule._frames import place_text
 from chainrule._lru_cache import LRUCache
 from chainrule._sparsity import Sparsity, is_block, read_sparsity
 from chainrule._trees import flatten_with_paths, map_with_paths
@@ -288,7 +288,7 @@ def _name_of(function: Callable[..., Any]) -> str:
     code = getattr(function, "__code__", None)
     if name != "<lambda>" or code is None:
         return name
-    return f"lambda, {Path(code.co_filename).name}:{code.co_firstlineno}"
+    return f"lambda, {place_text(code.co_filename, code.co_firstlineno)}"
 
 
 class CallableTarget(Target):

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from chainrule._describe import did_you_mean
+from chainrule._errors import InputError
 from chainrule.cli._output import make_table, write_error, write_result, write_text
 from chainrule.cli._sources import add_server, open_server
 from chainrule.client import JobEvent, JobInfo
@@ -32,9 +34,22 @@ def _list(options: Namespace) -> int:
     jobs = open_server(options).jobs(
         state=options.state, component=options.component, limit=options.limit
     )
+    if not jobs and options.component is not None:
+        _check_component(options)
     facts = [asdict(job) for job in jobs]
     write_result(options, facts, (lambda: jobs_table(options.url, jobs)) if jobs else "No jobs.\n")
     return 0
+
+
+def _check_component(options: Namespace) -> None:
+    """Refuse a component without jobs that the server does not have; it may have had others before."""
+    served = [facts["name"] for facts in open_server(options).status()["components"]]
+    if options.component not in served:
+        raise InputError(
+            f"There are no jobs of {options.component!r}, and the server has no such component; it has "
+            f"{', '.join(served)}.{did_you_mean(options.component, served)}",
+            code="component_missing",
+        )
 
 
 def jobs_table(title: str, jobs: Iterable[JobInfo]) -> Any:

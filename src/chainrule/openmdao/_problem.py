@@ -25,12 +25,14 @@ import openmdao.api as om
 from openmdao.utils.graph_utils import get_sccs_topo
 from pydantic import Field, create_model
 
+from chainrule._describe import describe_value, did_you_mean
 from chainrule._doors import as_identifier
 from chainrule._errors import DefinitionError
 from chainrule.runtime import Array, Differentiable, LocalComponent, load_component
 from chainrule.runtime.internal import known_units
 
 Names = Sequence[str] | Mapping[str, str]
+_NO_BOUND = 1e30  # as OpenMDAO writes it
 
 
 def from_problem(
@@ -136,6 +138,8 @@ class _Program:
             for name in self._problem.model.get_io_metadata(iotypes="output")
         }
         self._facts = {n: self._facts_of(n) for n in (*inputs.values(), *outputs.values())}
+        for name in inputs.values():
+            self._check_input(name)
 
     def _facts_of(self, name: str) -> Mapping[str, Any]:
         """Shape, units and bounds of a variable; those of an output before those of an input."""
@@ -150,12 +154,41 @@ class _Program:
                             "Set it in make_problem.",
                             code="path_unknown",
                         )
-                    return facts
+                    return {**facts, **self._design_bounds(name, facts["units"])}
         known = sorted({f["prom_name"] for f in self._problem.model.get_io_metadata().values()})
         raise DefinitionError(
-            f"The problem has no variable {name!r}; it has {', '.join(known[:30])}.",
+            f"The problem has no variable {name!r}; it has {', '.join(known[:30])}."
+            f"{did_you_mean(name, known)}",
             code="path_unknown",
         )
+
+    def _design_bounds(self, name: str, units: str | None) -> dict[str, Any]:
+        """Bounds of a design variable, in the units of the variable.
+
+        Those of a part of it, and scaled ones, which OpenMDAO's versions keep differently, are left out.
+        """
+        design = self._problem.model.get_design_vars(get_sizes=False, use_prom_ivc=True)
+        facts = design.get(name)
+        others = ("ref", "ref0", "scaler", "adder", "indices")
+        if facts is None or any(facts[key] is not None for key in others):
+            return {}
+        return {
+            key: om.convert_units(facts[key], facts["units"], units)
+            for key in ("lower", "upper")
+            if facts[key] is not None and np.abs(facts[key]).min() < _NO_BOUND
+        }
+
+    def _check_input(self, name: str) -> None:
+        """Refuse what the problem computes: a value that is set would be lost, and its derivatives wrong."""
+        source = self._problem.model.get_source(name)
+        facts = self._problem.model.get_io_metadata(
+            iotypes="output", metadata_keys=("tags",), get_remote=True
+        )
+        if "openmdao:allow_desvar" not in facts[source]["tags"]:
+            raise DefinitionError(
+                f"{name!r} cannot be an input: the problem computes it, in {source!r}. Pass it in `outputs`.",
+                code="path_unknown",
+            )
 
     def schema(self, title: str, names: Mapping[str, str], *, with_defaults: bool) -> Any:
         """A model with one array per variable."""
@@ -220,6 +253,12 @@ class _Program:
 
 def _set_up(make_problem: Callable[[], om.Problem]) -> om.Problem:
     """The problem, ready to run. It leaves nothing in the working folder: see `_files_elsewhere`."""
+    if not callable(make_problem):
+        raise DefinitionError(
+            f"Expected a function that makes the problem; found {describe_value(make_problem)}. Put the "
+            "lines that make it into a function, and pass that.",
+            code="bad_definition",
+        )
     with _files_elsewhere() as folder:
         problem = make_problem()
         if not isinstance(problem, om.Problem):

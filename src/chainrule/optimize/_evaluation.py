@@ -231,7 +231,7 @@ class Evaluation:
 
     def _not_finite(self, point: Point) -> str | None:
         if not np.isfinite(point.value):
-            return "The objective is not a finite number"
+            return f"The objective is {float(point.value)}, which is not a finite number"
         if point.gradient is not None and not np.isfinite(point.gradient).all():
             element = int(np.flatnonzero(~np.isfinite(point.gradient))[0])
             return f"The gradient with respect to {self.variables.name(element)} is not finite"

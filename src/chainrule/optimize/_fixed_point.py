@@ -22,6 +22,7 @@ import lineax as lx
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from chainrule._describe import names_its_arguments
 from chainrule._errors import ComponentError, InputError
 from chainrule.bridge import component_errors, from_callable
 from chainrule.optimize._variables import call_traced
@@ -44,6 +45,7 @@ class Equilibrium(NamedTuple):
     steps: Any
 
 
+@names_its_arguments
 def fixed_point(
     f: Callable[..., Any],
     x0: Any,

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from chainrule._describe import describe_value
+from chainrule._describe import describe_value, names_its_arguments
 from chainrule._errors import InputError
 from chainrule._jaxpr import enable_x64
 from chainrule._trees import get_at_path, is_arraylike
@@ -61,7 +61,7 @@ class Result:
             stopped.
         value: the objective there; half the sum of squares for residuals.
         success: whether the solver says that this is a solution, and it keeps the bounds and constraints.
-        message: why it ended, in the words of the solver.
+        message: whether it converged, and why it ended, in the words of the solver.
         method: that was used.
         evaluations: how many points were evaluated, those of an earlier run in the checkpoint included.
         history: every evaluation, in order.
@@ -78,6 +78,7 @@ class Result:
     raw: Any = field(repr=False)
 
 
+@names_its_arguments
 def minimize(
     f: Any,
     x0: Any,
@@ -169,6 +170,7 @@ def minimize(
     return _result(evaluation, solve(evaluation, solvers[package]), name)
 
 
+@names_its_arguments
 def least_squares(
     f: Any,
     x0: Any,

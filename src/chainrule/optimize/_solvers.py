@@ -8,12 +8,15 @@ refused; most of them would ignore it.
 from __future__ import annotations
 
 import importlib
+import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from chainrule._describe import did_you_mean
 from chainrule._errors import InputError, missing_dependency
 from chainrule.optimize._evaluation import Evaluation, Limits, Point, StoppedError
 
@@ -90,7 +93,8 @@ def find_method(name: str, known: Mapping[str, Method], packages: Mapping[str, M
         return packages[prefix]
     others = ", ".join(each if each == "ipopt" else f"{each}.…" for each in packages)
     raise InputError(
-        f"There is no method {name!r}; there are {', '.join(known)} of scipy, and {others}.",
+        f"There is no method {name!r}; there are {', '.join(known)} of scipy, and {others}."
+        f"{did_you_mean(name, known)}",
         code="bad_option",
     )
 
@@ -131,7 +135,7 @@ def scipy_minimize(
     options: Mapping[str, Any],
 ) -> Answer:
     """One of scipy's methods."""
-    from scipy.optimize import Bounds, NonlinearConstraint, minimize
+    from scipy.optimize import Bounds, NonlinearConstraint, OptimizeWarning, minimize, show_options
 
     variables, limits = evaluation.variables, evaluation.limits
     method = SCIPY_METHODS[name]
@@ -160,15 +164,29 @@ def scipy_minimize(
             for rows in map(np.flatnonzero, (equal, ~equal))
             if rows.size
         ]
-    raw = minimize(
-        lambda x: evaluation.at(x).value,
-        evaluation.start,
-        method=name,
-        tol=tolerance,
-        options=dict(options),
-        **arguments,
-    )
-    return Answer(np.asarray(raw.x, float), bool(raw.success), str(raw.message), raw)
+    with warnings.catch_warnings():
+        # scipy ignores a misspelt option.
+        warnings.filterwarnings("error", "Unknown solver options", OptimizeWarning)
+        try:
+            raw = minimize(
+                lambda x: evaluation.at(x).value,
+                evaluation.start,
+                method=name,
+                tol=tolerance,
+                options=dict(options),
+                **arguments,
+            )
+        except OptimizeWarning as refused:
+            documented = re.findall(
+                r"^ *(\w+) : ", show_options("minimize", name, disp=False), re.M
+            )
+            unknown = [option for option in options if option not in documented]
+            raise InputError(
+                f"The method {name!r} refuses its options: {refused}."
+                f"{did_you_mean(unknown[0], documented) if unknown else ''}",
+                code="bad_option",
+            ) from None
+    return _answer(name, raw)
 
 
 def scipy_least_squares(
@@ -196,7 +214,16 @@ def scipy_least_squares(
         method=name,
         **{**tolerances, **options},
     )
-    return Answer(np.asarray(raw.x, float), bool(raw.success), str(raw.message), raw)
+    return _answer(name, raw)
+
+
+def _answer(name: str, raw: Any) -> Answer:
+    """What a method of scipy says. Some of them say it in capitals."""
+    words = str(raw.message).strip().rstrip(".")
+    words = words.lower() if words.isupper() else words
+    verdict = "Converged" if raw.success else "Not converged"
+    message = f"{verdict}. {name} says: {words.removeprefix('convergence: ')}."
+    return Answer(np.asarray(raw.x, float), bool(raw.success), message, raw)
 
 
 def nlopt_minimize(

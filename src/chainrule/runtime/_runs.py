@@ -38,6 +38,7 @@ from typing import Any
 
 import orjson
 
+from chainrule._describe import describe_value
 from chainrule._errors import InputError, StorageError, missing_dependency
 from chainrule._files import whole_file, write_whole
 from chainrule._tracing import current_traceparent
@@ -90,11 +91,15 @@ class Run:
         """
         if isinstance(run_id, str) and _SAFE_ID.fullmatch(run_id):
             return run_id
-        is_text = isinstance(run_id, str)
-        found = f"one of {len(run_id)} characters" if is_text else type(run_id).__name__
+        if not isinstance(run_id, str):
+            raise InputError(
+                f"Expected `run_id` as text; found {describe_value(run_id)}. Inputs are one dictionary by "
+                "name, the first argument.",
+                code="bad_run_id",
+            )
         raise InputError(
             "A run id has 1 to 128 letters, digits, '.', '_' or '-', and is not '.' or '..'; "
-            f"found {found}.",
+            f"found one of {len(run_id)} characters.",
             code="bad_run_id",
         )
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 
-from chainrule._errors import ChainruleError, ComponentError
+from chainrule._errors import ChainruleError, ComponentError, DefinitionError
+from chainrule._frames import users_traceback
 from chainrule._paths import split_path
 from chainrule.serve._calls import Reply
 
@@ -71,12 +72,19 @@ def _problem_reply(error: ChainruleError, debug: bool) -> Reply:
     if error.path:
         content["path"] = _clip(error.path)
     if debug:
-        text = "".join(traceback.format_exception(error))
-        content["traceback"] = _sound(text[-8000:])
+        if not _says_it_all(error):
+            text = "".join(traceback.format_exception(error))
+            content["traceback"] = _sound(text[-8000:])
         if "stderr" in error.details:
             content["stderr"] = _clipped(error.details["stderr"])
     retry_after_s = getattr(error, "retry_after_s", None)
     return Reply(status, PROBLEM, [_dump(content)], retry_after_s)
+
+
+def _says_it_all(error: ChainruleError) -> bool:
+    """Whether no line of the author's led to an error, as for a missing file: its message is enough."""
+    is_first = error.__cause__ is None and error.__context__ is None
+    return isinstance(error, DefinitionError) and is_first and users_traceback(error) is None
 
 
 def _detail(error: ChainruleError, status: int) -> Any:

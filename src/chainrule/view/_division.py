@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
-from pathlib import Path
 from typing import Any
 
 import jax
 
+from chainrule._frames import place_text
 from chainrule._jaxpr import (
     FENCE,
     ClosedJaxpr,
@@ -160,7 +160,7 @@ def function_of(eqn: JaxprEqn) -> str | None:
     if place is None:
         return None
     names = [name for name in place.function.split(".") if not name.startswith("<")]
-    return names[-1] if names else f"{Path(place.file).name}, line {place.line}"
+    return names[-1] if names else place_text(place.file, place.line)
 
 
 def scope_of(eqn: JaxprEqn) -> Scope:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import jax
@@ -25,6 +26,7 @@ from chainrule._errors import InputError
 from chainrule._jaxpr import ClosedJaxpr, JaxprEqn, Var, outside_call_of, plain_text, trace
 from chainrule._jaxpr import Literal as Constant
 from chainrule._partition import is_array_or_number, seal, unseal
+from chainrule._tables import as_text
 from chainrule.elimination.internal import program_work
 from chainrule.view._arrays import Array, as_numbers, reduced
 from chainrule.view._division import (
@@ -51,6 +53,7 @@ from chainrule.view._page import cell, page
 from chainrule.view._picture import Box, Drawing, Picture
 from chainrule.view._runs import RESULT, ReadPlace, Reads, ReadValues, called, measure_parts
 
+_WIDTH = 79  # characters of its text
 _MOST_BOXES = 15  # of parts; more are drawn as a matrix
 _MOST_LINES = 60
 _FEW = 6  # names of parts that a repr has
@@ -92,13 +95,16 @@ class Pipeline(Picture):
         count = "1 part" if len(names) == 1 else f"{len(names)} parts"
         return f"<Pipeline of {count}: {', '.join(names[:_FEW])}{more}>"
 
+    def __str__(self) -> str:
+        return as_text(self, width=_WIDTH).rstrip("\n")
+
     def __rich__(self) -> Table | Renderables:
         table = Table("", "part", "", "reads", "cost")
         for number, part in enumerate(self.parts):
             sources = (link.source for link in self.links if link.target == number)
             reads = ", ".join(str(source) for source in sources)
             detail = " · ".join(filter(None, (part.detail, part.framework)))
-            table.add_row(str(number), part.name, detail, reads, part.cost)
+            table.add_row(str(number), self.label(number), detail, reads, part.cost)
         return Renderables(table, self._norms()) if self.has_values else table
 
     def _norms(self) -> Table:
@@ -112,16 +118,24 @@ class Pipeline(Picture):
         return table
 
     def label(self, place: int | str) -> str:
-        """What a place is called; of several JAX parts of one name, with what it makes."""
-        if isinstance(place, str):
-            return place
-        part = self.parts[place]
-        is_alone = [each.name for each in self.parts].count(part.name) == 1
-        if is_alone or part.kind == "component":
-            return part.name
-        flows = (flow for link in self.links if link.source == place for flow in link.flows)
-        made = next((flow.name for flow in flows if flow.name), "")
-        return f"{part.name} ({made})" if made else part.name
+        """What a place is called; of several parts of one name, with what it makes or with its number."""
+        return place if isinstance(place, str) else self._labels[place]
+
+    @cached_property
+    def _labels(self) -> list[str]:
+        labels = [part.name for part in self.parts]
+        for number in _not_alone(labels):
+            if self.parts[number].kind == "jax":
+                flows = (f for link in self.links if link.source == number for f in link.flows)
+                made = next((flow.name for flow in flows if flow.name), "")
+                labels[number] += f" ({made})" if made else ""
+        # Calls of one component, and parts that make nothing with a name, in their order.
+        numbered: Counter[str] = Counter()
+        for number in _not_alone(labels):
+            name = labels[number]
+            numbered[name] += 1
+            labels[number] = f"{name} {numbered[name]}"
+        return labels
 
     def drawing(self) -> Drawing:
         """Boxes from the top down: arguments, parts, result; or a matrix of them."""
@@ -147,7 +161,8 @@ class Pipeline(Picture):
     def _box(self, node: int | str) -> Box:
         if isinstance(node, int):
             part = self.parts[node]
-            return Box(part.lines, *_FILLS[part.kind])
+            lines = (shortened(self.label(node)), *part.lines[1:])
+            return Box(lines, *_FILLS[part.kind])
         return Box((shortened(node),), *(_OUTPUT if node == RESULT else _INPUT))
 
     def _matrix(self) -> Drawing:
@@ -198,6 +213,12 @@ class Pipeline(Picture):
             "stage": part.stage or part.name,
             "program": "" if part.operations is None else _program_text(part.program),
         }
+
+
+def _not_alone(labels: Sequence[str]) -> list[int]:
+    """Where a label stands that stands elsewhere, too."""
+    count = Counter(labels)
+    return [number for number, label in enumerate(labels) if count[label] > 1]
 
 
 def _flow_data(flow: Flow) -> dict[str, Any]:

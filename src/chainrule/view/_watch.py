@@ -22,6 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
+from chainrule._describe import names_its_arguments
 from chainrule._errors import InputError
 from chainrule._notebooks import display_in_cell
 from chainrule._trees import iterate_leaves
@@ -294,7 +295,7 @@ class Watch:
             self._changed.wait_for(lambda: self._ended.is_set() or self._count > seen)
 
     def _show(self, url: str) -> bool:
-        """Open a tab where there is a screen; else say on a terminal where the page is."""
+        """Open a tab where there is a screen; else say on standard error where the page is."""
         is_wanted = self._open_browser
         if is_wanted is None:
             is_wanted = sys.stdout.isatty() and _has_screen()
@@ -303,12 +304,13 @@ class Watch:
                 return True
         except webbrowser.Error as error:
             _log.info("No browser was opened: %s", error)
+        # In a file or a pipe, too: the page cannot be found otherwise.
         console = Console(stderr=True)
-        if console.is_terminal:
-            console.print(f"Watch the run at {url}", highlight=False, soft_wrap=True)
+        console.print(f"Watch the run at {url}", highlight=False, soft_wrap=True)
         return False
 
 
+@names_its_arguments
 def watch(
     title: str = "A run", *, max_frames: int = _FRAMES, open_browser: bool | None = None
 ) -> Watch:
@@ -321,7 +323,7 @@ def watch(
         title: of the page.
         max_frames: how many steps are kept; a longer run is thinned out evenly, with its first and its last.
         open_browser: whether to open a tab; by default where standard output is a terminal and there is a
-            screen. Otherwise a terminal gets the address as a line. In a notebook no tab is opened.
+            screen. Otherwise the address is a line on standard error. In a notebook no tab is opened.
 
     Raises:
         InputError: fewer than three frames.

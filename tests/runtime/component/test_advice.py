@@ -229,3 +229,18 @@ def test_a_component_that_is_missing_is_looked_for_beside(tmp_path):
     assert caught.value.code == "module_missing"
     with pytest.raises(CapabilityError, match="Did you mean 'apply'"):
         load_component(tmp_path / "square.py").call("aply", {"inputs": {"x": 1.0}})
+
+
+def test_inputs_that_are_not_one_dictionary():
+    with pytest.raises(InputError, match="apply has no argument 'a'; it has inputs, run_id"):
+        product.apply(a=2.0, b=[1.0])
+    with pytest.raises(
+        InputError, match=r"found a NumPy array f64\[1\]\. Inputs are one dictionary"
+    ):
+        product.apply(np.ones(1), np.ones(1))
+
+
+def test_a_misspelt_argument_of_the_decorator():
+    with pytest.raises(InputError, match="Did you mean 'derivatives'") as caught:
+        component(derivative="finite")
+    assert caught.value.code == "bad_option"

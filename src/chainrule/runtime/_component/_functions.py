@@ -39,7 +39,7 @@ from typing import (
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from chainrule._describe import describe_value
+from chainrule._describe import describe_value, names_its_arguments
 from chainrule._endpoints import HVP, JACOBIAN, JVP, VALUE_AND_VJP, VJP
 from chainrule._errors import ComponentError, DefinitionError, missing_dependency
 from chainrule.runtime._component._definition import (
@@ -83,6 +83,7 @@ def component(
     version: str = "unknown",
     config: Config = None,
 ) -> Callable[[Callable[..., Any]], LocalComponent]: ...
+@names_its_arguments
 def component(
     function: Callable[..., Any] | None = None,
     /,

@@ -6,6 +6,7 @@
 import { formatNumber, isArray, isComplex, statistics } from "./arrays.js";
 import { button, h, select } from "./dom.js";
 import { colourBar, colourOf, colourScale, isWide } from "./plots.js";
+import { isDark } from "./shell.js";
 
 const POINT_NAMES = /^(points|vertices|nodes|coordinates|coords|positions)$/i;
 // Of four corners these are quads in space, too; other cells of four corners are tetrahedra there.
@@ -205,7 +206,7 @@ class MeshView {
     this.canvas.height = Math.round(720 / this.ratio);
     this.canvas.style.aspectRatio = String(this.ratio);
     this.camera.turn = turnOf(...this.turns);
-    const edgeColour = matchMedia("(prefers-color-scheme: dark)").matches ? [0.08, 0.09, 0.12] : [0.16, 0.18, 0.24];
+    const edgeColour = isDark() ? [0.08, 0.09, 0.12] : [0.16, 0.18, 0.24];
     painter.draw(this.canvas, { position: this.position, colour: this.#colours(), edges: this.hasEdges && this.edges, edgeColour, isSolid: this.isSolid }, this.camera);
   }
 
@@ -249,6 +250,11 @@ class MeshView {
       if (move) this.#drag(...move);
       else this.zoomBy(zoom);
     });
+    const redraw = () => {
+      if (canvas.isConnected) this.draw();
+      else document.removeEventListener("theme", redraw);
+    };
+    document.addEventListener("theme", redraw);
   }
 
   #drag(dx, dy) {

@@ -36,14 +36,17 @@ export function tabs(entries) {
   return { element: h("div", {}, list, items.map(({ panel }) => panel)), open };
 }
 
+/** Whether the page is dark: as its switch says, or else as the system does. */
+export const isDark = () => (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+
 /** Switches between light and dark; the system's choice holds until it is used. */
 export function themeButton() {
   const apply = (theme) => theme && document.documentElement.setAttribute("data-theme", theme);
   apply(localStorage.getItem("chainrule-theme"));
   return button("◐", () => {
-    const current = document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-    const theme = current === "dark" ? "light" : "dark";
+    const theme = isDark() ? "light" : "dark";
     localStorage.setItem("chainrule-theme", theme);
     apply(theme);
+    document.dispatchEvent(new Event("theme"));
   }, { id: "theme", class: "icon", "aria-label": "switch between light and dark" });
 }
