@@ -14,7 +14,7 @@ pytest.importorskip("mcp_types")  # of version 2 of the protocol's package
 
 from anyio.from_thread import start_blocking_portal
 
-from chainrule.mcp._server import Values
+from chainrule.mcp._values import Values
 from mcp import Client, StdioServerParameters
 
 COMPONENT = str(Path(__file__).parent / "tool_component.py")

@@ -2,7 +2,10 @@
 
 serve_stdio   offer components as tools until standard input ends
 
-`_server` has the tools of components, their calls in worker processes, and values in the words of JSON.
+Modules, in reading order:
+
+    _server    the tools of components, and their calls in worker processes
+    _values    values and schemas in the words of JSON; large arrays in files
 """
 
 from chainrule.mcp._server import serve_stdio
