@@ -507,7 +507,7 @@ def test_a_server_that_fails_is_ejected_until_it_is_ready(four, caplog):
             assert f"{gateway.url} gets no calls: several calls failed in a row" in caplog.text
             gateway.fails, gateway.is_ready = False, True
             wait_for(lambda: component.apply({"x": [1.0]})["pid"] == four[1].pid)
-            assert f"{gateway.url} gets calls again" in caplog.text
+            assert caplog.text.count(f"{gateway.url} gets calls again") == 1  # not at its first use
 
 
 def test_at_most_half_of_the_servers_are_ejected(four):

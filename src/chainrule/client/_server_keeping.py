@@ -33,6 +33,7 @@ _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 10.0
 # How soon the addresses of a name are asked for again after a failure.
 _RESOLVE_AGAIN_S = 1.0
+_NOT_ASKED = "not asked yet"
 
 
 class ServerReplica(Replica):
@@ -51,7 +52,7 @@ class ServerReplica(Replica):
     def __init__(self, id: str, transport: HttpTransport) -> None:
         self.id = id
         self.transport = transport
-        self.problem = "not asked yet"
+        self.problem = _NOT_ASKED
         self.is_refused = False
         self.tries = 0
 
@@ -247,7 +248,7 @@ class ServerKeeper(Keeper):
         server.is_refused = bool(problem) and not isinstance(answer, ChainruleError)
         if problem and problem != server.problem:
             _log.warning("%s gets no calls: %s", server.id, problem)
-        elif server.problem and not problem:
+        elif not problem and server.problem not in ("", _NOT_ASKED):
             _log.info("%s gets calls again", server.id)
         server.problem = problem
         if problem:
