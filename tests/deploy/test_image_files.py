@@ -166,6 +166,9 @@ build_config:
         ({"pylock__toml": "x = 1\n"}, "bad_requirements"),
         ({"pyproject__toml": '[project]\ndynamic = ["dependencies"]\n'}, "bad_requirements"),
         ({"pyproject__toml": "x = \n"}, "bad_requirements"),
+        ({"pyproject__toml": "project = 1\n"}, "bad_requirements"),
+        ({"pyproject__toml": "# caf\u00e9\n".encode("latin-1")}, "bad_requirements"),
+        ({"requirements__txt": "# caf\u00e9\n".encode("latin-1")}, "bad_requirements"),
         (
             {"tesseract_config__yaml": "name: a\nbuild_config: {requirements: {provider: pipx}}"},
             "bad_project_file",

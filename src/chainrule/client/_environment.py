@@ -116,6 +116,8 @@ def project_dependencies(file: Path) -> list[str]:
         DefinitionError: it is not TOML, or does not list them (`bad_requirements`).
     """
     project = read_toml(file).get("project", {})
+    if not isinstance(project, dict):
+        raise bad_requirements(file, "has a `project` that is not a table")
     if "dependencies" in project.get("dynamic", ()):
         raise bad_requirements(file, "has dynamic dependencies; list them in a requirements.txt")
     return list(project.get("dependencies", ()))
@@ -129,7 +131,7 @@ def read_toml(file: Path) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also for text that is not UTF-8
         raise bad_requirements(file, f"is not TOML: {error}") from error
 
 

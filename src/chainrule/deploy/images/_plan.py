@@ -296,7 +296,11 @@ def _from_conda(file: Path) -> Requirements:
 
 def _from_lines(file: Path) -> Requirements:
     local: dict[str, Path] = {}
-    lines = [_staged(line, file, local) for line in file.read_text(encoding="utf-8").splitlines()]
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise bad_requirements(file, f"is not UTF-8: {error}") from error
+    lines = [_staged(line, file, local) for line in text.splitlines()]
     return Requirements("requirements.txt", "".join(f"{line}\n" for line in lines), local)
 
 
