@@ -798,3 +798,27 @@ def test_parameters_begin_empty_inside_of_other_transformations():
 
     assert float(outer(1.0, cell=cell)) == 0.0
     assert float(cell) == 2.0
+
+
+def test_the_order_of_a_static_dictionary_counts_and_that_of_attributes_does_not():
+    @cs.jit
+    def first(x, *, weights):
+        return next(iter(weights.get().values())) * x
+
+    weights = cs.static({"a": 1.0, "b": 2.0})
+    assert float(first(1.0, weights=weights)) == 1.0
+    weights.set({"b": 2.0, "a": 1.0})
+    assert [*weights.get()] == ["b", "a"]
+    assert float(first(1.0, weights=weights)) == 2.0
+
+    traces = []
+
+    @cs.jit
+    def traced(*, w):
+        traces.append(1)
+        return w.get()
+
+    for metadata in ({"kind": "a", "rate": 1.0}, {"rate": 1.0, "kind": "a"}):
+        traced(w=cs.Param(jnp.ones(2), **metadata))
+    assert len(traces) == 1
+    assert cs.M(cs.Param).has(kind="a", rate=1.0) == cs.M(cs.Param).has(rate=1.0, kind="a")

@@ -159,7 +159,8 @@ class Inventory:
 
     def static_writes(self, values: Mapping[int, Any]) -> dict[int, Any]:
         """What static parameters were set to, by position."""
-        return {place: values[id(self.statics[place])] for place in self.positions(values)}
+        places = sorted(self.positions(values))
+        return {place: values[id(self.statics[place])] for place in places}
 
     def commit_statics(self, writes: Mapping[int, Any]) -> None:
         """Set static parameters by their position."""

@@ -192,11 +192,11 @@ class Mask:
 
     def has(self, **attributes: Any) -> Mask:
         """And: every attribute is present and equal (attributes of the value, like `ndim`, count)."""
-        return self & Mask._make(_Has(Snapshot(attributes), True))
+        return self & Mask._make(_Has(_by_name(attributes), True))
 
     def hasnot(self, **attributes: Any) -> Mask:
         """And: every attribute is absent or different."""
-        return self & Mask._make(_Has(Snapshot(attributes), False))
+        return self & Mask._make(_Has(_by_name(attributes), False))
 
     def at(self, pattern: str) -> Mask:
         """And: a path of the parameter matches a pattern with `*` and `?`, for example `"encoder.*"`."""
@@ -249,6 +249,11 @@ class Mask:
 
 
 M = Mask
+
+
+def _by_name(attributes: Mapping[str, Any]) -> Snapshot:
+    """Attributes that compare equal in whatever order they were written."""
+    return Snapshot(dict(sorted(attributes.items())))
 
 
 def _rule_of(select: Any) -> _Rule:

@@ -261,7 +261,7 @@ class BaseParam(Node):
     @property
     def metadata(self) -> Snapshot:
         """The attributes set on this parameter, comparable and hashable."""
-        return Snapshot(dict(self.__dict__)) if self.__dict__ else _NO_METADATA
+        return Snapshot(dict(sorted(self.__dict__.items()))) if self.__dict__ else _NO_METADATA
 
     def get(self) -> Any:
         """The value."""

@@ -171,7 +171,8 @@ def _attributes(value: Any) -> dict[str, Any]:
             for name in (*getattr(value, "__dict__", ()), *declared)
             if name[0] != "_" and not _is_cache(value, name)
         ]
-    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    # By name: the order in which attributes were set is no part of what an object is.
+    return {name: getattr(value, name) for name in sorted(names) if hasattr(value, name)}
 
 
 def _is_cache(value: Any, name: str) -> bool:
@@ -191,7 +192,8 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        # Keys in their order, which a loop over them shows, and of one type: 1 == True.
+        return same([*a], [*b]) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (np.ndarray, jax.Array)):
         return _same_array(a, b)
     if isinstance(a, _Editable):
