@@ -103,8 +103,9 @@ class ScalarProgram:
 def _simplify(program: ScalarProgram, operation: str, operands: tuple[int, ...]) -> int | None:
     """A simpler node with the same value, when there obviously is one.
 
-    Only what holds for every float: constants, x·1, x/1, x+0, x−0. (x·0 is not 0 for infinite x;
-    structural zeros were pruned long before.)
+    Only what holds for every float, NaN and infinities included: constants, x·1, x/1, x+0, x−0. x·0 is not 0
+    for an infinite x (structural zeros were pruned long before). One thing is given up, as by the simplifier
+    of XLA: the sign of zero in −0 + 0 = +0.
     """
     constants = [program.constant_value(number) for number in operands]
     if operation in _FOLDED and None not in constants:
