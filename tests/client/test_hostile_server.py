@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -219,6 +220,17 @@ def test_what_answers_is_no_server_of_chainrule(serve, content):
     server = HttpTransport(serve(lambda c, stop: c.sendall(whole(content)))).server
     for ask in (server.status, server.jobs, lambda: server.job("j"), lambda: server.cancel("j")):
         assert code_of(ask) == "not_a_component"
+
+
+@pytest.mark.parametrize(
+    "part", [{"info": "x"}, {"info": {}}, {"info": {"title": 1, "version": "1"}}, {"paths": 1}]
+)
+def test_a_document_that_is_none(serve, part):
+    content = whole(json.dumps(DOCUMENT | part).encode())
+    url = serve(lambda c, stop: c.sendall(content), document=True)
+    for component in (Component.from_url(url), Component.from_urls([url])):
+        with component:
+            assert code_of(partial(component.apply, {})) == "not_a_component"
 
 
 @pytest.mark.parametrize("event", [b"event: log\ndata: <html>\n\n", b"event: log\ndata: 1\n\n"])

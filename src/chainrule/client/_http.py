@@ -99,6 +99,14 @@ def _mean_durations(text: str, component: str) -> dict[str, float]:
     return {name: each["sum"] / each["count"] for name, each in found.items() if each["count"]}
 
 
+def _is_document(content: Mapping[str, Any]) -> bool:
+    """Whether an answer has what every OpenAPI document of a component has, so that it can be read."""
+    info = content.get("info")
+    names = (info.get("title"), info.get("version")) if isinstance(info, dict) else (None,)
+    parts = (content.get("paths"), content.get("components"))
+    return all(isinstance(n, str) for n in names) and all(isinstance(p, dict) for p in parts)
+
+
 class HttpTransport(Transport):
     """Requests to a server.
 
@@ -205,7 +213,7 @@ class HttpTransport(Transport):
 
     def _read_document(self, deadline: Deadline | None = None) -> dict[str, Any]:
         document = self._ask_for_document(deadline)
-        if not {"info", "paths", "components"} <= document.keys():
+        if not _is_document(document):
             raise TransportError(
                 f"What answers at {self.place} is not a component: its OpenAPI document says "
                 "nothing of endpoints and schemas.",
