@@ -220,6 +220,6 @@ def test_kill_at_random(farm, tmp_path):
     assert set(codes) <= {"server_stopped"}
     assert codes.total() <= len(kills)
     runs = [path.read_text().count("\n") for path in tmp_path.glob("notes-*")]
-    assert set(runs) == {1}
+    assert set(runs) <= {0, 1}  # a note may be opened and not yet written when its server is killed
     for server in servers:
         server.kill()

@@ -490,7 +490,7 @@ def test_defaults_of_the_author_are_left_to_him(defaults):
     run(defaults)
     assert shown(defaults, "y") == pytest.approx(18.0)
 
-    defaults.get_by_role("button", name="Reset").click()
+    defaults.get_by_role("button", name="Reset", exact=True).click()
     run(defaults)
     defaults.get_by_role("tab", name="Optimise").click()
     defaults.get_by_role("tabpanel", name="Optimise").get_by_text("x author's default").wait_for()

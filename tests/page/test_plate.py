@@ -181,7 +181,7 @@ def test_optimise_check_and_link(look, url):
     other.get_by_role("button", name="Run").wait_for()
     assert other.get_by_label("power", exact=True).input_value() == value
     assert other.locator(".message").inner_text() == ""  # inputs of others do not run by themselves
-    other.get_by_role("button", name="Reset").click()
+    other.get_by_role("button", name="Reset", exact=True).click()
     assert other.get_by_label("power", exact=True).input_value() == "2"
     other.goto(page.url)
     other.reload()

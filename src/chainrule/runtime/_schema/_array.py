@@ -258,7 +258,11 @@ class _ShapeOf:
         described = core_schema.no_info_before_validator_function(
             _from_array, handler.generate_schema(ShapeDType)
         )
-        return core_schema.no_info_after_validator_function(cls._fit, described)
+        # By the type of the value: a default of the author's may be in the place of a description.
+        by_type = core_schema.simple_ser_schema("any")
+        return core_schema.no_info_after_validator_function(
+            cls._fit, described, serialization=by_type
+        )
 
     @classmethod
     def _fit(cls, value: ShapeDType) -> ShapeDType:
