@@ -1,6 +1,7 @@
 """Messages that name what an author or a caller has to write."""
 
 import textwrap
+import traceback
 
 import numpy as np
 import pytest
@@ -244,3 +245,9 @@ def test_a_misspelt_argument_of_the_decorator():
     with pytest.raises(InputError, match="Did you mean 'derivatives'") as caught:
         component(derivative="finite")
     assert caught.value.code == "bad_option"
+
+
+def test_a_refused_input_shows_nothing_of_pydantic():
+    with pytest.raises(InputError) as caught:
+        product.apply({"a": 1.0})
+    assert "ValidationError" not in "".join(traceback.format_exception(caught.value))

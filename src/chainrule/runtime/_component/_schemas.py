@@ -151,7 +151,7 @@ def _validate_input(
     try:
         return _validate(model, value, context)
     except ValidationError as error:
-        raise bad_input(error, value, model=model, endpoint=endpoint, prefix=(side,)) from error
+        raise bad_input(error, value, model=model, endpoint=endpoint, prefix=(side,)) from None
 
 
 def _validate_output(
