@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -135,8 +134,9 @@ def scipy_minimize(
     options: Mapping[str, Any],
 ) -> Answer:
     """One of scipy's methods."""
-    from scipy.optimize import Bounds, NonlinearConstraint, OptimizeWarning, minimize, show_options
+    from scipy.optimize import Bounds, NonlinearConstraint, minimize
 
+    _refuse_misspelt(name, options)
     variables, limits = evaluation.variables, evaluation.limits
     method = SCIPY_METHODS[name]
     gradient = method.uses != "value"
@@ -164,29 +164,27 @@ def scipy_minimize(
             for rows in map(np.flatnonzero, (equal, ~equal))
             if rows.size
         ]
-    with warnings.catch_warnings():
-        # scipy ignores a misspelt option.
-        warnings.filterwarnings("error", "Unknown solver options", OptimizeWarning)
-        try:
-            raw = minimize(
-                lambda x: evaluation.at(x).value,
-                evaluation.start,
-                method=name,
-                tol=tolerance,
-                options=dict(options),
-                **arguments,
-            )
-        except OptimizeWarning as refused:
-            documented = re.findall(
-                r"^ *(\w+) : ", show_options("minimize", name, disp=False), re.M
-            )
-            unknown = [option for option in options if option not in documented]
-            raise InputError(
-                f"The method {name!r} refuses its options: {refused}."
-                f"{did_you_mean(unknown[0], documented) if unknown else ''}",
-                code="bad_option",
-            ) from None
+    raw = minimize(
+        lambda x: evaluation.at(x).value,
+        evaluation.start,
+        method=name,
+        tol=tolerance,
+        options=dict(options),
+        **arguments,
+    )
     return _answer(name, raw)
+
+
+def _refuse_misspelt(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option that looks like one of a method's. scipy warns of the others and goes on."""
+    from scipy.optimize import show_options
+
+    text = show_options("minimize", name, disp=False)
+    names = re.findall(r"^ *((?:\w+, )*\w+) *:", text, re.MULTILINE)
+    known = {name for line in names for name in line.split(", ")}
+    for option in options:
+        if option not in known and (advice := did_you_mean(option, known)):
+            raise InputError(f"{name} has no option {option}.{advice}", code="bad_option")
 
 
 def scipy_least_squares(
