@@ -228,9 +228,11 @@ def test_what_answers_is_no_server_of_chainrule(serve, content):
 def test_a_document_that_is_none(serve, part):
     content = whole(json.dumps(DOCUMENT | part).encode())
     url = serve(lambda c, stop: c.sendall(content), document=True)
-    for component in (Component.from_url(url), Component.from_urls([url])):
-        with component:
-            assert code_of(partial(component.apply, {})) == "not_a_component"
+    with Component.from_url(url) as component:
+        assert code_of(partial(component.apply, {})) == "not_a_component"
+    with Component.from_urls([url]) as component:
+        # This server closes each connection unasked: the last that the handle knows may be a broken one.
+        assert code_of(partial(component.apply, {})) in ("not_a_component", "pool_unavailable")
 
 
 @pytest.mark.parametrize("event", [b"event: log\ndata: <html>\n\n", b"event: log\ndata: 1\n\n"])
